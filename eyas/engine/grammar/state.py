@@ -117,7 +117,11 @@ class GrammarState:
         tokens: list[int] = []
         until = time.thread_time() + WALK_S
         while len(tokens) < most and not self._matcher.is_terminated() and time.thread_time() < until:
-            token = self._only(self._mask(depth + len(tokens)) if depth or tokens else self._root())
+            must = self._must()
+            if not must and not self._matcher.is_completed():  # here the text may go on in several ways
+                break
+            mask = self._mask(depth + len(tokens)) if depth or tokens else self._root()
+            token = self._only(mask, must)
             if token is None or not self._matcher.accept_token(token):
                 break
             tokens.append(token)
@@ -125,22 +129,22 @@ class GrammarState:
             self._matcher.rollback(len(tokens))
         return tokens
 
-    def _only(self, mask: np.ndarray) -> int | None:
-        """The longest of the allowed ids, if all others begin it."""
+    def _only(self, mask: np.ndarray, must: bytes) -> int | None:
+        """The longest of the allowed ids, if all others begin it, where the text goes on with `must`."""
         ids = _ids(mask, MOST_BEGINNINGS)
         if not ids:
             return None
         longest: int = max(ids, key=lambda id: len(self._pieces[id]))
         alike = all(self._pieces[longest].startswith(self._pieces[id]) for id in ids)
-        return longest if alike and (len(ids) == 1 or self._must(self._pieces[longest])) else None
+        # Else a shorter one could go on in another way.
+        return longest if alike and (len(ids) == 1 or must.startswith(self._pieces[longest])) else None
 
-    def _must(self, piece: bytes) -> bool:
-        """True if these bytes come next, in whatever tokens: a shorter one could go on in another way."""
+    def _must(self) -> bytes:
+        """The bytes that come next, in whatever tokens; none where there is a choice, or an end may be."""
         try:
-            must = str(self._matcher.find_jump_forward_string()).encode()
+            return str(self._matcher.find_jump_forward_string()).encode()
         except UnicodeDecodeError as error:  # it ends inside a character
-            must = bytes(error.object)
-        return must.startswith(piece)
+            return bytes(error.object)
 
     def _root(self) -> np.ndarray:
         if self._next is None:
@@ -206,9 +210,11 @@ class GrammarState:
 
 def _ids(mask: np.ndarray, most: int) -> list[int]:
     """The ids that a mask allows; none if there are more than `most`."""
-    if int(np.bitwise_count(mask).sum()) > most:
+    if np.count_nonzero(mask) > most:
         return []
-    words = np.flatnonzero(mask)
-    bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(-1, 32)
-    rows, places = np.nonzero(bits)
-    return (32 * words[rows] + places).tolist()  # type: ignore[no-any-return]
+    words, ids = (mask != 0).nonzero()[0], list[int]()  # of bools: a quarter of the time
+    for word, bits in zip(words.tolist(), mask[words].view(np.uint32).tolist(), strict=True):
+        while bits:
+            ids.append(32 * word + (bits & -bits).bit_length() - 1)
+            bits &= bits - 1
+    return ids if len(ids) <= most else []
