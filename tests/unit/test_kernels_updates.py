@@ -89,6 +89,31 @@ def test_a_row_has_its_bits_alone() -> None:
         assert torch.equal(alone[0], together[row])
 
 
+def test_rows_of_one_adapter_share_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(updates, "_CHUNK", 32)
+    site, m = Site(torch.float16, 1, 64), 20
+    x, weight = (
+        torch.randn(m, K).half().to(DEVICE),
+        torch.zeros(site.n, K, dtype=torch.float16, device=DEVICE),
+    )
+
+    def made(slots: list[int]) -> torch.Tensor:
+        rows = torch.tensor(slots, dtype=torch.int32, device=DEVICE)
+        added = updates.shrunk(x, rows, site.numbers, PDL)
+        assert len(added.shrunk) == 3
+        out = skinny.empty_padded(m, site.n, like=x)
+        launch = skinny.ProductLaunch.on(DEVICE, pdl=PDL)
+        skinny.linear(skinny.SkinnyInput(x), weight, out, launch, skinny.LinearEnd(updates=added))
+        return out.cpu()
+
+    slots = _slots(m)
+    together, expected = made(slots), site.expected(x, slots)
+    torch.testing.assert_close(together.double(), expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(_added(site, x, slots).double(), expected, rtol=2e-5, atol=2e-5)
+    other = made([slots[row] if row % 5 == 2 else 2 for row in range(m)])
+    assert torch.equal(other[2::5], together[2::5]) and not torch.equal(other, together)
+
+
 class Products(Site):
     """The three products of few rows, with updates and with merged weights, of a row's norm and more."""
 

@@ -39,7 +39,7 @@ def products(m: int, launch: skinny.ProductLaunch) -> None:
     """The three of few rows."""
 
     def row_updates(parts: int, n: int) -> updates.RowUpdates:
-        shrunk = empty(m, parts, 32, dtype=torch.float32)
+        shrunk = empty(1 if m == 1 or launch.exact else 8, m, parts, 32, dtype=torch.float32)
         return updates.RowUpdates(shrunk, empty(m, dtype=torch.int32), site(parts, n))
 
     x, sums = skinny.empty_padded(m, K, like=empty(1)), empty(4, skinny.MAX_ROWS, dtype=torch.float32)

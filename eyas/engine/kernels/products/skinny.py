@@ -333,7 +333,8 @@ def _with_updates(
     if updates is None:
         return plan, (None,) * 5
     site = updates.site
-    return replace(plan, updated=site.parts, ranks=site.ranks, stride=site.places.stride(0)), updates.tensors
+    plan = replace(plan, updated=site.parts, ranks=site.ranks, stride=site.places.stride(0))
+    return replace(plan, chunks=updates.shrunk.shape[0]), updates.tensors
 
 
 def _padded(m: int) -> int:

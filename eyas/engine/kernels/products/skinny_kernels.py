@@ -61,8 +61,8 @@ class ProductPlan:
     stretches of k that a program adds up side by side. `group`: columns of each sum of squares that is left.
     `exact`: no sum's order depends on how the product is cut. `form`: of a `PackedWeight`, whose `unit` words
     have `parts` numbers each, and are multiplied by `scaled` columns at a time; "" where there are none.
-    `shares_k`: as of `ProductTile`. `updated`, `ranks`, `stride`: as of `SiteNumbers.sizes`, the first of
-    them `PARTS`, where adapters add something. `mixed`: a tile's columns may be of several of those parts.
+    `shares_k`: as of `ProductTile`. `updated`, `ranks`, `stride`, `chunks`: as of `RowUpdates.sizes`, the
+    first of them `PARTS`, where adapters add something. `mixed`: a tile's columns may be of several parts.
     """
 
     rows: int
@@ -90,6 +90,7 @@ class ProductPlan:
     updated: int = 0
     ranks: int = 0
     stride: int = 0
+    chunks: int = 1
     mixed: bool = False
 
     @property
@@ -153,7 +154,8 @@ class ProductPlan:
     def late(self) -> int:
         """Ranks of theirs that are loaded at a time: as registers have room for."""
         registers = max(self.rows * self.columns // (64 * self.warps), 1)
-        return max(min(int(GRAIN.value), _MOST_FACTORS // registers), 1)
+        most = GRAIN.value if self.rows <= _LEAST_SHARED else GRAIN.value // 2
+        return max(min(int(most), _MOST_FACTORS // registers), 1)
 
     @property
     def stretch(self) -> int:
@@ -205,7 +207,7 @@ def linear_kernel(
     updates, part = (shrunk, slots, numbers, places), _parts_of(part_of, column, plan)
     uppers = _uppers(updates, row, m, column, tile * plan.columns + _lines(plan.columns), plan)
     _wait(plan)
-    lowers = _lowers(updates, uppers, row, part, plan)
+    lowers = _lowers(updates, uppers, row, m, part, plan)
     squares = _squares(sums, m, parts, plan)
     place = row[:, None] * plan.n + column[None, :]
     if residual is not None:
@@ -261,8 +263,8 @@ def gated_kernel(
     up_uppers = _uppers(updates, row, m, of_up, second + _lines(plan.half), plan)
     gate_part, up_part = _part_at(part_of, first, plan), _part_at(part_of, second, plan)
     _wait(plan)
-    gate_lowers = _lowers(updates, gate_uppers, row, gate_part, plan)
-    up_lowers = _lowers(updates, up_uppers, row, up_part, plan)
+    gate_lowers = _lowers(updates, gate_uppers, row, m, gate_part, plan)
+    up_lowers = _lowers(updates, up_uppers, row, m, up_part, plan)
     squares = _squares(sums, m, parts, plan)
     if plan.unit > 0:
         made = _packed_product(x, weights, scales, beside, scaled, 0, first, first_scales, plan)
@@ -312,7 +314,7 @@ def qkv_rope_kernel(
     low_uppers = _uppers(updates, row, m, of_low, lower + _lines(plan.half), plan)
     high_uppers = _uppers(updates, row, m, of_low + heads.half, lower + heads.half + _lines(plan.half), plan)
     _wait(plan)
-    lowers = _lowers(updates, low_uppers, row, part, plan)
+    lowers = _lowers(updates, low_uppers, row, m, part, plan)
     position = tl.load(positions + row, mask=row < m, other=0).to(tl.int64)
     kv_row = tl.load(kv_rows + row, mask=row < m, other=-1).to(tl.int64)
     squares = _squares(sums, m, parts, plan)
@@ -419,11 +421,13 @@ def _lines(columns: tl.constexpr):
 
 
 @triton.jit
-def _lowers(updates, uppers, row, part, plan: tl.constexpr):
-    """Behind the wait: the rows times the first ranks of the lower factors."""
+def _lowers(updates, uppers, row, m, part, plan: tl.constexpr):
+    """Behind the wait: the rows times the first ranks of the lower factors; () where they are to be added up
+    first.
+    """
     made = ()
-    if plan.updated > 0 and not plan.mixed:
-        made = lowers_of(updates, uppers[0], 0, row, part, plan.updated, plan.ranks)
+    if plan.updated > 0 and plan.chunks == 1 and not plan.mixed:
+        made = lowers_of(updates, uppers[0], 0, row, m, part, plan.updated, plan.ranks, plan.chunks)
     return made
 
 
@@ -432,7 +436,7 @@ def _updated(y, updates, uppers, lowers, row, m, column, part, dtype: tl.constex
     """A product plus what adapters add to it, before the rows' norm scales both."""
     if plan.mixed:
         added = updates_of(
-            updates, row, m, column, part, plan.k, plan.n, plan.updated, plan.ranks, plan.stride
+            updates, row, m, column, part, plan.k, plan.n, plan.updated, plan.ranks, plan.stride, plan.chunks
         )
     else:
         added = _added(updates, uppers, lowers, row, m, column, part, plan)
@@ -445,10 +449,12 @@ def _added(updates, uppers, lowers, row, m, column, part, plan: tl.constexpr):
     rank, upper = uppers[0]
     own = (tl.where(row < m, rank, 0), upper)
     sums = tl.zeros((row.shape[0], column.shape[0]), tl.float32)
+    if plan.chunks > 1:
+        lowers = lowers_of(updates, own, 0, row, m, part, plan.updated, plan.ranks, plan.chunks)
     sums = with_ranks(sums, updates, own, 0, lowers, uppers[1], column, plan.early, plan.late, plan.n)
     if plan.ranks > GRAIN:
         for first in range(GRAIN, tl.max(own[0]), GRAIN):
-            more = lowers_of(updates, own, first, row, part, plan.updated, plan.ranks)
+            more = lowers_of(updates, own, first, row, m, part, plan.updated, plan.ranks, plan.chunks)
             sums = with_ranks(sums, updates, own, first, more, (), column, 0, plan.late, plan.n)
     return sums
 
