@@ -6,8 +6,15 @@ the address of rank 0, under the group's name.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import os
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
+
+NAP_S = 0.001
+_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
 class MetGroup:
@@ -25,21 +32,71 @@ class MetGroup:
         meeting = next(inside.rendezvous(f"tcp://{address}", rank, size, timeout=timeout))
         store = dist.PrefixStore(name, meeting[0])
         store.set_timeout(timeout)
-        made, _ = inside._new_process_group_helper(
-            size, rank, [], backend, store, group_name=name, timeout=timeout
-        )
+        with _unwatched():
+            made, _ = inside._new_process_group_helper(
+                size, rank, [], backend, store, group_name=name, timeout=timeout
+            )
         inside._world.pg_group_ranks[made] = {i: i for i in range(size)}
         self._group: Any = made
+        self._wait_s = wait_s
         self.on_device = backend == "nccl"
 
     def broadcast(self, tensor: Any) -> None:
-        """Rank 0's tensor comes to all; returns when it is there."""
+        """Rank 0's tensor comes to all; returns when it is there. Raises RuntimeError if it does not come
+        within `wait_s`, or rank 0 is gone: then the group must be left.
+        """
+        import torch
         import torch.distributed as dist
 
-        dist.broadcast(tensor, src=0, group=self._group)
+        work = dist.broadcast(tensor, src=0, group=self._group, async_op=True)
+        if not self.on_device:
+            work.wait()
+            return
+        with torch.cuda.device(tensor.device):
+            work.wait()  # of the stream alone
+            there = torch.cuda.Event()
+            there.record()
+        if not waited_for(there.query, self._wait_s):
+            self._abort()
+            raise RuntimeError(f"nothing came from rank 0 for {self._wait_s:g} s")
 
     def leave(self) -> None:
         """Leaves it; its name is free again."""
         import torch.distributed as dist
 
-        dist.destroy_process_group(self._group)
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+
+    def _abort(self) -> None:
+        """Ends kernels that wait for a peer on the device."""
+        from torch.distributed import distributed_c10d
+
+        inside: Any = distributed_c10d
+        group, self._group = self._group, None
+        inside._abort_process_group(group)
+
+
+def waited_for(over: Callable[[], bool], wait_s: float) -> bool:
+    """Waits until something is over, for `wait_s` at most. Whether it is."""
+    deadline = time.monotonic() + wait_s
+    while not over():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(NAP_S)
+    return True
+
+
+@contextlib.contextmanager
+def _unwatched() -> Iterator[None]:
+    """A group of NCCL that is made meanwhile reads that its watchdog is to end nothing: it would end this
+    process, which serves, with a peer that dies.
+    """
+    before = os.environ.get(_HANDLING)
+    os.environ[_HANDLING] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_HANDLING]
+        else:
+            os.environ[_HANDLING] = before

@@ -17,7 +17,7 @@ import grpc
 import msgspec
 
 from eyas.common.cluster.listening import listen
-from eyas.common.cluster.names import is_loopback
+from eyas.common.cluster.names import is_loopback, is_passed_on
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Forbidden, InvalidRequest
 from eyas.common.logging import request_id, traceparent
@@ -148,7 +148,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         self, request: eyas_pb2.PauseGenerationRequest, context: Context
     ) -> eyas_pb2.PauseGenerationResponse:
         """Pauses every worker; how many requests that ended, or sent back to a queue."""
-        self._check_operator()
+        self._check_operator(context)
         outcomes = await self._backend.control(grpc_control.pause_of(request))
         count = sum(outcome.requests for outcome in outcomes.values())
         return eyas_pb2.PauseGenerationResponse(requests=count)
@@ -157,7 +157,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         self, request: eyas_pb2.ContinueGenerationRequest, context: Context
     ) -> eyas_pb2.ContinueGenerationResponse:
         """Lets every worker go on. Raises Busy while one's memory is away."""
-        self._check_operator()
+        self._check_operator(context)
         await self._backend.control(ContinueGeneration())
         return eyas_pb2.ContinueGenerationResponse()
 
@@ -165,7 +165,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         self, request: eyas_pb2.UpdateWeightsRequest, context: Context
     ) -> eyas_pb2.UpdateWeightsResponse:
         """Changes the weights of every worker, or of none. Raises what is wrong with them."""
-        self._check_operator()
+        self._check_operator(context)
         change = await self._backend.weights.update(grpc_weights.update_of(request))
         return grpc_weights.change_to_pb(change)
 
@@ -188,7 +188,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         self, request: eyas_pb2.ReleaseMemoryRequest, context: Context
     ) -> eyas_pb2.ReleaseMemoryResponse:
         """Lets memory go on every worker. Raises Busy if requests still use it."""
-        self._check_operator()
+        self._check_operator(context)
         outcomes = await self._backend.control(ReleaseMemory(grpc_control.tags_of(request.tags)))
         return eyas_pb2.ReleaseMemoryResponse(moved=grpc_control.moved_to_pb(outcomes))
 
@@ -196,14 +196,20 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         self, request: eyas_pb2.ResumeMemoryRequest, context: Context
     ) -> eyas_pb2.ResumeMemoryResponse:
         """Takes it again."""
-        self._check_operator()
+        self._check_operator(context)
         outcomes = await self._backend.control(ResumeMemory(grpc_control.tags_of(request.tags)))
         return eyas_pb2.ResumeMemoryResponse(moved=grpc_control.moved_to_pb(outcomes))
 
-    def _check_operator(self) -> None:
-        """Raises Forbidden where strangers could change weights, or control the server."""
-        if not (self.keys.needed or is_loopback(self._config.host)):
-            raise Forbidden("without API keys this is done where the server listens on 127.0.0.1 alone")
+    def _check_operator(self, context: Context) -> None:
+        """Raises Forbidden where strangers could change weights, or control the server. Who has connected is
+        not known here, so all callers must be of this machine.
+        """
+        passed_on = is_passed_on(key for key, _ in context.invocation_metadata() or ())
+        if not self.keys.needed and (passed_on or not is_loopback(self._config.host)):
+            text = (
+                "without API keys this is done where the server listens on 127.0.0.1 alone, behind no proxy"
+            )
+            raise Forbidden(text)
 
     async def _check(
         self, request: eyas_pb2.ChatRequest | eyas_pb2.GenerateRequest, context: Context

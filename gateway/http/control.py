@@ -1,6 +1,7 @@
-"""Routes by which an operator pauses generation and lets memory go, in SGLang's shapes, on all workers.
+"""Routes by which an operator pauses generation and lets memory go, in SGLang's and vLLM's shapes, on all
+workers.
 
-They read small bodies, or none. What each worker did is in the answer.
+They read small bodies, or none; vLLM's have a query. What each worker did is in the answer.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any, Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
+from eyas.common.errors import InvalidRequest
 from eyas.common.wire.control import (
     ALL_TAGS,
     ContinueGeneration,
@@ -27,6 +29,7 @@ from gateway.http.operators import OperatorBodies
 from gateway.http.pages import json_response
 
 MOST_BYTES = 65_536
+LEVELS = ("1", "2")  # of vLLM's sleep
 
 
 class PauseBody(RequestBody):
@@ -50,6 +53,10 @@ class MemoryBody(RequestBody):
     def named(self) -> tuple[MemoryTag, ...]:
         """The tags."""
         return ALL_TAGS if self.tags is None else tuple(map(MemoryTag, self.tags))
+
+
+class SleepBody(RequestBody):
+    """The body of /sleep and /wake_up: nothing."""
 
 
 class ControlEndpoints:
@@ -87,6 +94,11 @@ class ControlEndpoints:
                 "Takes the memory of weights and KV again, as SGLang",
                 MemoryBody,
             ),
+            HttpEndpoint(
+                "POST", "/sleep", self.sleep, "Lets all memory go, as vLLM", SleepBody, query=("level",)
+            ),
+            HttpEndpoint("POST", "/wake_up", self.wake_up, "Takes it again, as vLLM", SleepBody),
+            HttpEndpoint("GET", "/is_sleeping", self.is_sleeping, "Whether memory is away, as vLLM"),
         ]
 
     async def pause(self, request: Request) -> Response:
@@ -111,6 +123,28 @@ class ControlEndpoints:
         """Takes it again."""
         body = await self._bodies.read(MemoryBody, request)
         return _moved(await self._backend.control(ResumeMemory(body.named)))
+
+    async def sleep(self, request: Request) -> Response:
+        """Lets weights and KV go. At `level` 2 they need not come back: here they do, as at 1."""
+        await self._bodies.read(SleepBody, request)
+        if (level := request.query_params.get("level", "1")) not in LEVELS:
+            raise InvalidRequest(f"level is {level[:20]!r}: it is 1 or 2", param="level")
+        return _moved(await self._backend.control(ReleaseMemory(ALL_TAGS)))
+
+    async def wake_up(self, request: Request) -> Response:
+        """Takes the memory of each of `tags` again; all without."""
+        await self._bodies.read(SleepBody, request)
+        tags = request.query_params.getlist("tags")
+        if unknown := [tag for tag in tags if tag not in ALL_TAGS]:
+            named = " or ".join(ALL_TAGS)
+            raise InvalidRequest(f"tags has {unknown[0][:20]!r}: it is {named}", param="tags")
+        named_tags = tuple(map(MemoryTag, tags)) or ALL_TAGS
+        return _moved(await self._backend.control(ResumeMemory(named_tags)))
+
+    async def is_sleeping(self, _: Request) -> Response:
+        """True while memory of a worker is away."""
+        sleeps = any(link.info.released for link in self._backend.links())
+        return json_response({"is_sleeping": sleeps})
 
 
 def _moved(outcomes: dict[str, ControlOutcome]) -> Response:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from eyas.common.cluster.names import is_loopback
+from eyas.common.cluster.names import is_loopback, is_passed_on
 from eyas.common.errors import Forbidden
 from gateway.formats.fields import RequestBody, ignored, parse
 from gateway.http.wire import PendingBodies, read_body
@@ -50,6 +50,12 @@ class OperatorBodies(EndpointBodies):
     async def read(self, kind: type[B], request: Request) -> B:
         """As `EndpointBodies` does. Raises Forbidden, before a byte is read, for who may not send one."""
         check_page(request, self._what)
-        if not (self._keyed or request.client is None or is_loopback(request.client.host)):
+        if not (self._keyed or _is_near(request)):
             raise Forbidden(f"without API keys callers of the server's machine alone may {self._what}")
         return await super().read(kind, request)
+
+
+def _is_near(request: Request) -> bool:
+    """Whether the caller is of this machine. A proxy there speaks for others."""
+    near = request.client is None or is_loopback(request.client.host)
+    return near and not is_passed_on(request.headers)

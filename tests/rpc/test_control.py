@@ -92,6 +92,24 @@ async def test_a_cluster_pauses_sleeps_and_goes_on_to_the_same_answers(
         assert response.status_code == 503 and "/resume_memory_occupation" in response.text
         await post(cluster, "/resume_memory_occupation")
         assert (await generate(cluster, 40))["output_ids"] == undisturbed["output_ids"]
+        await _sleeps_as_in_vllm(cluster)
+        assert (await generate(cluster, 40))["output_ids"] == undisturbed["output_ids"]
+
+
+async def _sleeps_as_in_vllm(cluster: RealCluster) -> None:
+    """In two steps, as trainers wake it: new weights may come between."""
+
+    async def sleeps() -> bool:
+        return bool((await cluster.http.get("/is_sleeping")).json()["is_sleeping"])
+
+    assert not await sleeps()
+    await post(cluster, "/sleep?level=2")
+    assert await sleeps()
+    assert (await cluster.http.post("/generate", json=body(4))).status_code == 503
+    await post(cluster, "/wake_up?tags=weights")
+    assert await sleeps()
+    await post(cluster, "/wake_up?tags=weights&tags=kv_cache")
+    assert not await sleeps()
 
 
 async def test_the_sdk_pauses_and_wakes_a_cluster(config: EngineConfig, tmp_path: Path) -> None:
@@ -120,6 +138,9 @@ async def test_the_sdk_pauses_and_wakes_a_cluster(config: EngineConfig, tmp_path
         assert (await client.generate(PROMPT, **options)).choices[0].tokens == undisturbed
         with pytest.raises(InvalidRequest, match="mode must be one of"):
             await client.pause_generation("gently")  # type: ignore[arg-type]
+        client._metadata = (("x-forwarded-for", "203.0.113.7"),)
+        with pytest.raises(EyasError, match="behind no proxy"):
+            await client.pause_generation()
 
 
 async def test_bad_bodies_are_refused_by_name() -> None:
@@ -128,7 +149,13 @@ async def test_bad_bodies_are_refused_by_name() -> None:
             ("/pause_generation", {"mode": "gently"}, "mode"),
             ("/release_memory_occupation", {"tags": ["cuda_graph"]}, "tags[0]"),
             ("/resume_memory_occupation", {"tags": "weights"}, "tags"),
+            ("/sleep?level=0", {}, "level"),
+            ("/wake_up?tags=scheduling", {}, "tags"),
         ):
             refused(await http.post(path, json=fields), name)
         evil = {"sec-fetch-site": "cross-site"}
         assert (await http.post("/pause_generation", headers=evil)).status_code == 403
+        for path in ("/sleep", "/pause_generation", "/update_weights_from_disk"):
+            for name in ("X-Forwarded-For", "Forwarded", "Via"):
+                passed_on = await http.post(path, headers={name: "203.0.113.7"})
+                assert passed_on.status_code == 403 and "server's machine" in passed_on.text

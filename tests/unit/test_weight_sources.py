@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import multiprocessing
 import os
 import uuid
 import weakref
@@ -16,11 +17,15 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from eyas.common import process_groups
+from eyas.common.cluster.listening import free_ports
 from eyas.common.errors import InvalidRequest
+from eyas.common.process_groups import MetGroup
 from eyas.common.weights import (
     BytesSource,
     DeviceBuffer,
     GroupSource,
+    JoinGroup,
     PrepareWeights,
     SharedSource,
     Source,
@@ -59,6 +64,43 @@ def refusal(source: Source) -> InvalidRequest:
         sources.read(source)
     assert refused.value.param == source.param
     return refused.value
+
+
+def leaves_early(port: int) -> None:
+    """A trainer that broadcasts one tensor of two, and dies."""
+    group = MetGroup("weights", f"127.0.0.1:{port}", 0, 2, "gloo", 30.0)
+    group.broadcast(torch.ones(3))
+    os._exit(1)
+
+
+@pytest.mark.slow
+def test_a_trainer_that_dies_is_named_and_its_group_left() -> None:
+    """The next trainer makes it anew, under the same name."""
+    sources, context = WeightSources("cpu"), multiprocessing.get_context("spawn")
+    metas = tuple(TensorMeta(name, "F32", (3,)) for name in "ab")
+    for _ in range(2):
+        port = next(free_ports())
+        trainer = context.Process(target=leaves_early, args=(port,))
+        trainer.start()
+        sources.join(JoinGroup("weights", f"127.0.0.1:{port}", 1, 2, "gloo", 30.0))
+        with pytest.raises(InvalidRequest, match="broke, and was left"):
+            sources.read(GroupSource("weights", metas))
+        trainer.join(20)
+
+
+def test_a_group_of_gpus_is_not_ended_by_its_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    for before in (None, "3"):
+        monkeypatch.delenv(name, raising=False) if before is None else monkeypatch.setenv(name, before)
+        with process_groups._unwatched():
+            assert os.environ[name] == "0"
+        assert os.environ.get(name) == before
+
+
+def test_what_does_not_come_is_not_waited_for_for_ever() -> None:
+    times = iter([False, False, True])
+    assert process_groups.waited_for(lambda: next(times), 5.0)
+    assert not process_groups.waited_for(lambda: False, 0.01)
 
 
 def test_a_pipe_is_not_waited_for(pipe: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from eyas.common.errors import ConfigError
@@ -16,6 +17,7 @@ from eyas.common.security.secret_urls import shown
 _HOST = r"[A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]"
 _ADDRESS = re.compile(rf"(?:{_HOST}):([0-9]{{1,5}})")
 SCHEMES = ("redis", "rediss")  # in plain, and by TLS
+_OF_PROXIES = frozenset(("forwarded", "via", "x-forwarded-for", "x-real-ip"))
 CLUSTER = "eyas"
 """The name of a cluster that was given none."""
 
@@ -52,6 +54,11 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_passed_on(headers: Iterable[str]) -> bool:
+    """Whether a proxy says, in the names of a call's headers, that the call is another's than its own."""
+    return any(name.lower() in _OF_PROXIES for name in headers)
 
 
 def listed(spec: str) -> list[str]:

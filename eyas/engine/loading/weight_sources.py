@@ -5,6 +5,7 @@ them, or take them away.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -108,7 +109,10 @@ class WeightSources:
                 else:
                     group.broadcast(here)
         except RuntimeError as error:
-            raise InvalidRequest(f"the group {source.group!r} broke: {error}", param="group_name") from None
+            with contextlib.suppress(RuntimeError, ValueError):  # of a group that is broken
+                self.leave(source.group)
+            text = f"the group {source.group!r} broke, and was left: {error}"
+            raise InvalidRequest(text, param="group_name") from None
         return read
 
     def join(self, command: JoinGroup) -> None:
