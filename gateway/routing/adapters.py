@@ -143,9 +143,12 @@ class ClusterAdapters:
         """The workers that a change is made on. Raises Unavailable without any, InvalidRequest where one
         loads no adapters.
         """
-        serving = [info for info in self._targets.infos() if info.serving]
+        infos = self._targets.infos()
+        serving = [info for info in infos if info.serving]
         if not serving:
-            raise Unavailable("no worker is serving the model")
+            asleep = any(info.released for info in infos)
+            why = "workers sleep (/resume_memory_occupation)" if asleep else "no worker is serving the model"
+            raise Unavailable(why)
         without = next((info.worker for info in serving if info.adapters is None), None)
         if without is not None:
             raise InvalidRequest(f"worker {without} loads no adapters (--max-loras)", param="lora_name")

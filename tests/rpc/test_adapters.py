@@ -17,10 +17,10 @@ from scripted_backend import nano_tokenizer
 
 from eyas.common.cluster.discovery import registry
 from eyas.common.config import AdapterConfig, GatewayConfig
-from eyas.common.errors import Busy, ConfigError, ModelNotFound
+from eyas.common.errors import Busy, ConfigError, ModelNotFound, Unavailable
 from eyas.common.page_names import salt_of
 from eyas.common.params import SamplingParams
-from eyas.common.types import Adapter, AdapterRoster, GenerationRequest, Role
+from eyas.common.types import Adapter, AdapterRoster, GenerationRequest, Role, WorkerInfo
 from eyas.common.wire import rpc
 from eyas.common.wire.clients import InfoClient
 from eyas.engine.ipc.adapter_messages import LoadAdapter, UnloadAdapter
@@ -28,8 +28,9 @@ from eyas.engine.ipc.messages import SubmitGeneration
 from gateway.backends.generate import ClusterBackend
 from gateway.http.front import create_app
 from gateway.observe.metrics import GatewayMetrics
-from gateway.routing.adapters import newest
+from gateway.routing.adapters import ClusterAdapters, newest
 from gateway.routing.cluster import Cluster
+from gateway.routing.targets import TargetWorkers
 
 BOTH = (Role.PREFILL, Role.DECODE)
 ASK = {"prompt": [5, 6, 7], "max_tokens": 3}
@@ -322,6 +323,17 @@ async def test_a_server_without_adapters_says_how_to_have_some(rig: Rig) -> None
     await rig.worker(BOTH, max_loras=0, adapters=AdapterConfig())
     http, _ = await rig.gateway()
     assert "--max-loras" in named(await load(http, "x"), 400, "lora_name")
+
+
+async def test_a_load_while_workers_sleep_says_what_wakes_them() -> None:
+    info = WorkerInfo("w:1", BOTH, 1, "m", "f", "", 64, 64, 8, serving=False, released=("weights",))
+
+    async def refresh() -> None: ...
+
+    adapters = ClusterAdapters(TargetWorkers(lambda: [info], rpc.ChannelPool(), refresh))
+    with pytest.raises(Unavailable, match="resume_memory_occupation"):
+        await adapters.load(Adapter("a", "/a"), replace=False)
+    await adapters.aclose()
 
 
 async def test_a_worker_does_not_begin_without_an_adapter_of_its_start(rig: Rig) -> None:
