@@ -54,8 +54,12 @@ def serve(engine: Callable[[EngineLink], None], endpoint: str) -> None:
 
 def _unwind(*_: object) -> NoReturn:
     """Ends the engine so that its pools are unlinked; once, as a front that dies may be told per thread."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, _pass_over)
     sys.exit(1)
+
+
+def _pass_over(*_: object) -> None:
+    """What SIG_IGN would do, but that it makes an error of a signal that is on its way already."""
 
 
 def _run(config: EngineConfig, link: EngineLink) -> None:
