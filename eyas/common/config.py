@@ -95,7 +95,7 @@ class EngineConfig:
     dtype: str = "float32"  # of weights and KV: "bfloat16", "float16" or "float32"
     kv_cache_dtype: str = "auto"  # of the target's KV: "fp8_e4m3", or the same
     attention_backend: str = "torch"  # of decode and verify rows: "torch" or "triton"
-    prefill_attention_backend: str = "torch"  # of prompts: the same, or beside triton "flashinfer"
+    prefill_attention_backend: str = "torch"  # of prompts: the same, or beside triton "flashinfer", "cudnn"
     deterministic: bool = False  # tokens do not depend on what shares a step, to the bit, on a GPU either
     threads: int = 1
     page_size: int = 16  # rows per page
@@ -183,7 +183,7 @@ class EngineConfig:
         return self.draft is not None or self.speculation.ngram
 
 
-ATTENTION_BACKENDS = ("torch", "triton", "flashinfer")
+ATTENTION_BACKENDS = ("torch", "triton", "flashinfer", "cudnn")
 DTYPES = ("bfloat16", "float16", "float32")
 _ON_GPU = {
     "dtype": "bfloat16",
@@ -340,10 +340,10 @@ def _check_synthetic(config: EngineConfig) -> None:
 
 def _check_attention(rounds: str, prompts: str) -> None:
     """Raises ConfigError for backends that do not go together on a GPU."""
-    if rounds == "flashinfer":
+    if rounds in ("flashinfer", "cudnn"):
         flag = "attention-backend"
-        advice = "take it for prompts (--prefill-attention-backend flashinfer)"
-        raise ConfigError(f"--{flag}: flashinfer wants lengths that only the GPU knows; {advice}", param=flag)
+        advice = f"take it for prompts (--prefill-attention-backend {rounds})"
+        raise ConfigError(f"--{flag}: {rounds} wants lengths that only the GPU knows; {advice}", param=flag)
     if (rounds == "torch") != (prompts == "torch"):
         flag = "prefill-attention-backend"
         raise ConfigError(f"--{flag}: {prompts} does not go with --attention-backend {rounds}", param=flag)
@@ -353,7 +353,7 @@ def _check_deterministic(config: EngineConfig) -> None:
     """Raises ConfigError for what has no exact arithmetic on a GPU, whatever the model."""
     refusals = {
         "attention-backend": config.attention_backend == "torch",
-        "prefill-attention-backend": config.prefill_attention_backend == "flashinfer",
+        "prefill-attention-backend": config.prefill_attention_backend in ("flashinfer", "cudnn"),
         "dtype": config.dtype == "float32",
     }
     for flag, refused in refusals.items():

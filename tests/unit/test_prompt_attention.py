@@ -61,9 +61,13 @@ class Attention:
     def __init__(self, heads: int, shape: PoolShape, scale: float, build: Build) -> None:
         self._group, self._scale, self.ready = heads // shape.kv_heads, scale, build.ready
 
-    def plan(self, spans: Sequence[QuerySpan]) -> None:
+    def made_up(self, rows: int) -> list[QuerySpan]:
+        return []
+
+    def plan(self, spans: Sequence[QuerySpan]) -> bool:
         self.planned.append([(span.start, span.count) for span in spans])
         self._spans = spans
+        return True
 
     def run(self, q: torch.Tensor, layer_pool: torch.Tensor, out: torch.Tensor) -> None:
         type(self).runs += 1

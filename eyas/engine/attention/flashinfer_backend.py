@@ -99,7 +99,11 @@ class PrefillAttention:
         """True if `plan` may be called; see `Fa3Build.ready`."""
         return self._build.ready()
 
-    def plan(self, spans: Sequence[QuerySpan]) -> None:
+    def made_up(self, rows: int) -> list[QuerySpan]:
+        """None: its build goes on behind a start."""
+        return []
+
+    def plan(self, spans: Sequence[QuerySpan]) -> bool:
         """Lays out the work of a step's chunks on the current stream, without waiting for the device.
 
         The query rows follow each other in the order of `spans`, which are causal and not empty. A span's
@@ -121,6 +125,7 @@ class PrefillAttention:
             q_data_type=self._shape.dtype,
         )
         sent.record()
+        return True
 
     def run(self, q: torch.Tensor, layer_pool: torch.Tensor, out: torch.Tensor) -> None:
         """q [C, heads, dim] over layer_pool [pages, 2, page_size, kv_heads, dim] into out [C, heads, dim].

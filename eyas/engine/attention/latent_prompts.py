@@ -50,6 +50,10 @@ class ExpandedPrompts:
         self._tiles = self._sent(np.array(tiles[::-1], np.int32))  # those with most keys begin first
         return True
 
+    def made_up(self, rows: int) -> list[QuerySpan]:
+        """As of `PromptPlan`: a prompt in the pool's first page alone."""
+        return [QuerySpan([0] * pages_for(rows, self._shape.page_size), 0, rows)]
+
     def pays(self, spans: Sequence[QuerySpan]) -> bool:
         """True if it is less work than over latents, and what is made has room."""
         spec = self._spec
@@ -79,8 +83,3 @@ class ExpandedPrompts:
         if not self._shape.device.startswith("cuda"):
             return tensor.to(self._shape.device)
         return tensor.pin_memory().to(self._shape.device, non_blocking=True)
-
-
-def made_up(rows: int, page_size: int) -> list[QuerySpan]:
-    """A prompt of `rows` rows in the pool's first page alone, for steps in which every row is padding."""
-    return [QuerySpan([0] * pages_for(rows, page_size), 0, rows)]

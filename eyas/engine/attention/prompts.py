@@ -23,16 +23,26 @@ class PromptPlan(Protocol):
         """
         ...
 
+    def made_up(self, rows: int) -> list[QuerySpan]:
+        """Chunks of `rows` rows in all, none of a sequence's own, by which a start warms it; none: it is not
+        warmed.
+        """
+        ...
+
 
 class PlannedAttention(Protocol):
-    """Causal attention that is planned on the host, such as `flashinfer_backend.PrefillAttention`."""
+    """Causal attention that is planned on the host: `flashinfer_backend`, `cudnn_backend`."""
 
     def ready(self) -> bool:
         """True if the kernels are built. Raises ConfigError if they cannot be."""
         ...
 
-    def plan(self, spans: Sequence[QuerySpan]) -> None:
-        """Prepares the attention of these chunks, for all layers of one step."""
+    def made_up(self, rows: int) -> list[QuerySpan]:
+        """As of `PromptPlan`."""
+        ...
+
+    def plan(self, spans: Sequence[QuerySpan]) -> bool:
+        """Prepares the attention of these chunks, for all layers of one step. False: it is not for them."""
         ...
 
     def run(self, q: torch.Tensor, layer_pool: torch.Tensor, out: torch.Tensor) -> None:
@@ -43,11 +53,11 @@ class PlannedAttention(Protocol):
 class PromptAttention:
     """Offers `attention` to every step; declines until it is ready, and for good if it cannot be built.
 
-    `scores`: of the layers that it is for.
+    `scores`: of the layers that it is for. `name`: the backend's.
     """
 
-    def __init__(self, attention: PlannedAttention, scores: ScoreScaling) -> None:
-        self.scores = scores
+    def __init__(self, attention: PlannedAttention, scores: ScoreScaling, name: str = "flashinfer") -> None:
+        self.scores, self._name = scores, name
         self._attention = attention
         self._usable: bool | None = None  # not known yet
 
@@ -60,8 +70,11 @@ class PromptAttention:
             self._usable = self._check_ready()
         if not spans or not self._usable:
             return False
-        self._attention.plan(spans)
-        return True
+        return self._attention.plan(spans)
+
+    def made_up(self, rows: int) -> list[QuerySpan]:
+        """As of `PromptPlan`."""
+        return self._attention.made_up(rows)
 
     def run(self, q: torch.Tensor, layer: torch.Tensor, out: torch.Tensor) -> None:
         """q [C, heads, dim] of the planned rows over [pages, 2, page_size, kv_heads, dim] -> out, as q."""
@@ -76,5 +89,5 @@ class PromptAttention:
         except ConfigError as error:
             log.error("prompts stay with the triton kernel: %s", error)
             return False
-        log.info("prompts attend by flashinfer from now on")
+        log.info("prompts attend by %s from now on", self._name)
         return True

@@ -10,18 +10,21 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.types import KvKind
+from eyas.engine.attention.cudnn_backend import CudnnAttention
 from eyas.engine.attention.device import row_attention
 from eyas.engine.attention.exact_latents import ExactLatents
 from eyas.engine.attention.exact_rows import ExactAttention
 from eyas.engine.attention.latent_prompts import ExpandedPrompts
-from eyas.engine.attention.prompts import PromptAttention, PromptPlan
+from eyas.engine.attention.prompts import PlannedAttention, PromptAttention, PromptPlan
 from eyas.engine.attention.rows import RowLimits
 from eyas.engine.batch.tables import SlotTables
 from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, ModelConfig
@@ -30,6 +33,7 @@ from eyas.engine.device.buckets import MAX_ENDS
 from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kernels.experts.grouped_tiles import measured
 from eyas.engine.kernels.products import skinny
+from eyas.engine.kv.pool import PoolShape
 from eyas.engine.loading.bit_checks import check_tiles, packed_alike, products_of, unequal, weights_of
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.models.feed_forward import GATES
@@ -100,8 +104,8 @@ class RankArithmetic:
 
 
 def prompts_of(loaded: EngineSpec) -> PromptPlan | None:
-    """The prompt attention: for latents the expanded form, but in exact arithmetic. Else FA3, if it is
-    requested: the build of its kernels begins here and goes on behind everything else.
+    """The prompt attention: for latents the expanded form, but in exact arithmetic. Else cuDNN or FA3, if it
+    is requested: the build of FA3's kernels begins here and goes on behind everything else.
 
     A model, or a layer, that it has no template for is served all the same, as the log says.
     """
@@ -111,7 +115,8 @@ def prompts_of(loaded: EngineSpec) -> PromptPlan | None:
         if config.deterministic:
             return None
         return ExpandedPrompts(latents, loaded.with_pages(1).shape(KvKind.TARGET))
-    if config.prefill_attention_backend != "flashinfer" or config.deterministic:
+    name = config.prefill_attention_backend
+    if name not in ("flashinfer", "cudnn") or config.deterministic:
         return None
     if config.kv_cache_dtype != "auto":
         _log.info("prompts attend by the triton kernel, which alone reads KV in FP8")
@@ -129,18 +134,27 @@ def prompts_of(loaded: EngineSpec) -> PromptPlan | None:
         _log.info(text, others, len(rules))
     if plain is None:
         return None
+    shape = loaded.with_pages(1).shape(KvKind.TARGET)
+    made: Callable[[], PlannedAttention] = partial(CudnnAttention, shape, plain.scale)
+    if name == "flashinfer":
+        made = _flashinfer(target.num_heads, shape, plain.scale)
+    try:
+        return PromptAttention(made(), plain, name)
+    except ConfigError as error:
+        _log.warning("prompts attend by the triton kernel: %s", error.message)
+        return None
+
+
+def _flashinfer(heads: int, shape: PoolShape, scale: float) -> Callable[[], PlannedAttention]:
+    """What begins to build FA3. Raises ConfigError if flashinfer is not installed."""
     try:
         from eyas.engine.attention.flashinfer_backend import Fa3Build, PrefillAttention
     except ImportError as error:
         flag = "prefill-attention-backend"
         raise ConfigError(f"--{flag} flashinfer: it cannot be imported ({error})", param=flag) from None
-    shape = loaded.with_pages(1).shape(KvKind.TARGET)
-    try:
-        build = Fa3Build(shape.dtype, shape.head_dim, config.device)
-    except ConfigError as error:
-        _log.warning("prompts attend by the triton kernel: %s", error.message)
-        return None
-    return PromptAttention(PrefillAttention(target.num_heads, shape, plain.scale, build), plain)
+    return lambda: PrefillAttention(
+        heads, shape, scale, Fa3Build(shape.dtype, shape.head_dim, str(shape.device))
+    )
 
 
 def pdl_of(config: EngineConfig) -> bool:

@@ -23,7 +23,6 @@ from eyas.common.machine.gpus import number_of
 from eyas.common.params import MAX_STOP_TOKEN_IDS, SamplingParams
 from eyas.common.types import GenerationRequest, KvKind
 from eyas.engine.adapters.table import AdapterMemory
-from eyas.engine.attention.latent_prompts import ExpandedPrompts, made_up
 from eyas.engine.attention.prompts import PromptPlan
 from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
@@ -455,8 +454,9 @@ def _warm_up(executor: StepExecutor, shapes: Iterable[StepShape]) -> float:
         for _ in range(2):
             began = time.monotonic()
             program = executor.rehearse(shape)
-            if shape.chunk and isinstance(executor.state.prompts, ExpandedPrompts):
-                executor.rehearse(shape, spans=made_up(shape.chunk, executor.state.pool.page_size))
+            prompts = executor.state.prompts
+            if shape.chunk and prompts is not None and (spans := prompts.made_up(shape.chunk)):
+                executor.rehearse(shape, spans=spans)
         slowest = max(slowest, time.monotonic() - began)
     if executor.state.state_layers:
         executor.rehearse_arrival()

@@ -16,7 +16,6 @@ import torch
 
 from eyas.common.config import EngineConfig
 from eyas.common.types import KvKind
-from eyas.engine.attention.latent_prompts import made_up
 from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
 from eyas.engine.checkpoint.fp8 import scales_of
 from eyas.engine.checkpoint.packed import PackedConfig
@@ -58,7 +57,8 @@ def launches(config: EngineConfig) -> None:
     """Launches what an engine with `config`, for a GPU, may launch; its pages do not matter."""
     nowhere = dataclasses.replace(config, device="meta", num_pages=1)
     unread = MetaSpec.of(nowhere)
-    prompts = prompts_of(unread) if unread.target.kv_format.latent else None
+    warmed = unread.target.kv_format.latent or config.prefill_attention_backend == "cudnn"
+    prompts = prompts_of(unread) if warmed else None
     loaded, state = build_state(unread, _AbsentGroup(config.device_ranks), StartPhases(), prompts)
     _keep_one_of_each(state.model)
     inputs, results = (torch.empty(WORDS, dtype=torch.int32, device="meta") for _ in range(2))
@@ -66,7 +66,7 @@ def launches(config: EngineConfig) -> None:
     for shape in dict.fromkeys(_shapes(loaded)):
         program = StepProgram(state, shape, inputs, results)
         rows = program.forward()
-        if shape.chunk and prompts is not None and prompts.plan(made_up(shape.chunk, config.page_size)):
+        if shape.chunk and prompts is not None and prompts.plan(prompts.made_up(shape.chunk)):
             StepProgram(state, shape, inputs, results, planned=True).forward()
         if shape.chunk:
             state.slice_logits(rows, torch.empty(1, dtype=torch.int32, device="meta"))

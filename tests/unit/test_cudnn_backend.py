@@ -1,0 +1,124 @@
+"""Prompt attention by dense products: pages read into one place, parts of keys joined; cuDNN by torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from eyas.common.errors import ConfigError
+from eyas.engine.attention import cudnn_backend
+from eyas.engine.attention.cudnn_backend import CudnnAttention
+from eyas.engine.batch.spans import QuerySpan
+from eyas.engine.kernels.attention.joined import join, rows_of_pages
+from eyas.engine.kv.format import KvFormat
+from eyas.engine.kv.pool import PoolShape
+
+PAGE, HEADS, KV, DIM, UNIT = 4, 4, 2, 64, 8
+SCALE = 0.2
+SHAPES: list[tuple[int, int, bool]] = []
+
+
+def plain(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`Dense` in plain torch, for shapes that cuDNN has plans for."""
+    SHAPES.append((len(q), len(k), causal))
+    assert len(q) % UNIT == len(k) % UNIT == 0
+    assert len(q) == len(k) if causal else len(k) & (len(k) - 1) == 0
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    if causal:
+        scores.masked_fill_(torch.ones(len(q), len(k)).triu(1).bool(), float("-inf"))
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v), scores.logsumexp(-1)
+
+
+@pytest.fixture(autouse=True)
+def units(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(cudnn_backend, "UNIT", UNIT)
+    monkeypatch.setattr(cudnn_backend, "FEWEST", 5)
+    SHAPES.clear()
+    yield
+
+
+class Rig:
+    """Sequences on scattered pages of one layer of two; what they have not is NaN."""
+
+    def __init__(self, spans: list[tuple[int, int]]) -> None:
+        dice = torch.Generator().manual_seed(7)
+        counts = [-(-(start + count) // PAGE) for start, count in spans]
+        pool = torch.full((1 + sum(counts), 2, 2, PAGE, KV, DIM), float("nan"))
+        free = (torch.randperm(sum(counts), generator=dice) + 1).tolist()
+        self.spans, self.keys = [], []
+        for (start, count), pages in zip(spans, counts, strict=True):
+            table, free = free[:pages], free[pages:]
+            rows = torch.randn(2, start + count, KV, DIM, generator=dice)
+            for row in range(start + count):
+                pool[table[row // PAGE], 1, :, row % PAGE] = rows[:, row]
+            self.spans.append(QuerySpan((*table, 0, 0), start, count))
+            self.keys.append(rows)
+        self.layer = pool[:, 1]
+        self.q = torch.randn(sum(c for _, c in spans), HEADS + 2 * KV, DIM, generator=dice)[:, :HEADS]
+
+    def made(self) -> torch.Tensor:
+        shape = PoolShape(KvFormat(2, KV, DIM), len(self.layer), PAGE)
+        attention = CudnnAttention(shape, SCALE, plain)
+        assert attention.ready() and attention.plan(self.spans)
+        out = torch.full((len(self.q) + 3, HEADS, DIM), 9.0)
+        attention.run(self.q, self.layer, out)
+        assert (out[len(self.q) :] == 9.0).all()
+        return out[: len(self.q)]
+
+    def expected(self) -> torch.Tensor:
+        parts, row = [], 0
+        for span, (keys, values) in zip(self.spans, self.keys, strict=True):
+            q = self.q[row : row + span.count]
+            k, v = (x.repeat_interleave(HEADS // KV, 1) for x in (keys, values))
+            scores = torch.einsum("qhd,khd->hqk", q, k) * SCALE
+            hidden = torch.ones(scores.shape[1:]).triu(1 + span.start).bool()
+            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+            parts.append(torch.einsum("hqk,khd->qhd", weights, v))
+            row += span.count
+        return torch.cat(parts)
+
+
+@pytest.mark.parametrize(
+    "spans", [[(0, 16)], [(0, 5), (24, 9)], [(3, 7)], [(43, 22), (8, 8), (0, 11)], [(56, 40)]]
+)
+def test_chunks(spans: list[tuple[int, int]]) -> None:
+    """With and without rows before them, which end within a unit and a page, beside one another."""
+    rig = Rig(spans)
+    assert (rig.made() - rig.expected()).abs().max() < 1e-5
+    assert any(causal for _, _, causal in SHAPES)
+    assert any(not causal for _, _, causal in SHAPES) == any(start >= UNIT for start, _ in spans)
+
+
+@pytest.mark.parametrize("broken", ["a stretch is left out", "sums are those of the last part"])
+def test_what_is_left_out_is_noticed(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if broken == "a stretch is left out":
+        monkeypatch.setattr(cudnn_backend, "_stretches", lambda rows: [slice(0, UNIT)])
+    else:
+        monkeypatch.setattr(cudnn_backend, "join", lambda a, b, out: join(a, (b[0], a[1]), out))
+    rig = Rig([(43, 22)])
+    assert (rig.made() - rig.expected()).abs().max() > 1e-3
+
+
+def test_short_chunks_are_left_to_others() -> None:
+    rig = Rig([(8, 16), (0, 4)])
+    shape = PoolShape(KvFormat(2, KV, DIM), len(rig.layer), PAGE)
+    assert not CudnnAttention(shape, SCALE, plain).plan(rig.spans)
+    assert CudnnAttention(shape, SCALE, plain).plan(rig.spans[:1])
+
+
+def test_rows_behind_the_end_are_zero() -> None:
+    rig = Rig([(3, 7)])
+    pages = torch.tensor(rig.spans[0].pages, dtype=torch.int32)
+    made = rows_of_pages(rig.layer, pages, 10, 16)
+    assert torch.equal(made[:, :10], rig.keys[0]) and not made[:, 10:].any()
+
+
+@pytest.mark.parametrize(("dtype", "dim"), [(torch.float32, 128), (torch.bfloat16, 80)])
+def test_heads_that_cudnn_has_not_are_refused(dtype: torch.dtype, dim: int) -> None:
+    with pytest.raises(ConfigError, match="--prefill-attention-backend triton"):
+        CudnnAttention(PoolShape(KvFormat(1, 1, dim), 1, PAGE, dtype, "meta"), SCALE)
