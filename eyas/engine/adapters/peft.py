@@ -11,7 +11,8 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,12 +63,18 @@ _OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 @dataclass(frozen=True)
 class LowRankUpdate:
-    """What is added to a matrix [n, k]: up [n, rank] times down [rank, k]. `up` is float32, and has the
-    scaling in it.
+    """What is added to a matrix [n, k]: up [n, rank] times down [rank, k]. `stored`: `up` as it is stored,
+    without the scaling.
     """
 
     down: torch.Tensor
-    up: torch.Tensor
+    stored: torch.Tensor
+    scaling: float = 1.0
+
+    @property
+    def up(self) -> torch.Tensor:
+        """With the scaling, float32."""
+        return self.stored.float() * self.scaling
 
     @property
     def rank(self) -> int:
@@ -147,19 +154,19 @@ def read_adapter(
     updates: dict[str, LowRankUpdate] = {}
     digest = hashlib.sha256()
     try:
-        with safe_open(folder / TENSORS, framework="pt") as file:
+        with ThreadPoolExecutor(1) as beside, safe_open(folder / TENSORS, framework="pt") as file:
             pairs = _pairs(file, folder)
             for module, pair in pairs.items():
                 _check_pair(module, pair, config.rank_of(module), most_rank)
             _check_matrices(pairs, model, folder, check)
             for module, pair in pairs.items():
-                down, up = (_numbers(module, factor, part) for factor, part in zip("AB", pair, strict=True))
+                down, up = (_numbers(module, side, part) for side, part in zip("AB", pair, strict=True))
                 scaling = config.scaling_of(module)
                 shapes = f"{module} {scaling!r} {down.dtype} {tuple(down.shape)} {tuple(up.shape)}"
-                digest.update(shapes.encode())
+                beside.submit(digest.update, shapes.encode())
                 for factor in (down, up):
-                    digest.update(factor.view(torch.uint8).numpy().data)
-                updates |= _updates(module, LowRankUpdate(down, up.float() * scaling), model)
+                    beside.submit(digest.update, factor.view(torch.uint8).numpy().data)
+                updates |= _updates(module, LowRankUpdate(down, up, scaling), model)
     except (OSError, SafetensorError) as error:
         raise _wrong(f"{folder / TENSORS} is not a readable safetensors file: {error}") from None
     return PeftAdapter(digest.hexdigest()[:16], updates)
@@ -203,12 +210,13 @@ def _check_matrices(
     """Raises InvalidRequest for a matrix that several modules update; what `check` raises."""
     seen: set[str] = set()
     for module, pair in pairs.items():
-        shaped = LowRankUpdate(*(torch.empty(part.get_shape(), device="meta") for part in pair))
+        down, up = (torch.empty(part.get_shape(), device="meta") for part in pair)
+        shaped = LowRankUpdate(down, up)
         for name, update in _updates(module, shaped, model).items():
             if name in seen:
                 raise _wrong(f"module {module} updates {name}, as another module of {folder} does")
             seen.add(name)
-            check(name, (update.up.shape[0], update.down.shape[1]))
+            check(name, (update.stored.shape[0], update.down.shape[1]))
 
 
 def _numbers(module: str, factor: str, stored: Any) -> torch.Tensor:
@@ -225,13 +233,14 @@ def _updates(module: str, update: LowRankUpdate, model: ModelConfig) -> dict[str
     joined = next((kind for kind in model.fused if kind.holds(name)), None)
     if joined is None:
         return {name: update}
-    up = update.up.t() if isinstance(joined, TransposedTensor) else update.up
+    up = update.stored.t() if isinstance(joined, TransposedTensor) else update.stored
     stored = HostSlice("F32", up)
     try:
         parts = list(joined.split(name, tuple(up.shape)))
     except ConfigError as error:
         raise _wrong(f"lora_B of {module} does not fit {model.architecture}: {error}") from None
-    return {part: LowRankUpdate(update.down, (view(stored) if view else stored)[:]) for part, view in parts}
+    ups = {part: (view(stored) if view else stored)[:] for part, view in parts}
+    return {part: replace(update, stored=up) for part, up in ups.items()}
 
 
 def _check_served(raw: Mapping[str, Any]) -> None:

@@ -101,8 +101,11 @@ class AdapterSite:
             rows, _ = part.own(self.placement)
             update = adapter.updates.get(part.name)
             if update is not None:
-                up = self._own_rows(part, update.up)
-                whole[: update.rank, first : first + rows].copy_(up.to(room.dtype).t())
+                place = whole[: update.rank, first : first + rows]
+                if update.stored.dtype == room.dtype:  # rounded once, as float32 would be
+                    place.copy_(self._own_rows(part, update.stored).t()).mul_(update.scaling)
+                else:
+                    place.copy_(self._own_rows(part, update.up).t())
             first += rows
         if self.order is not None:
             torch.index_select(whole, 1, self.order, out=ups)
