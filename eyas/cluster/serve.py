@@ -15,14 +15,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
 
-import httpx
-
 from eyas.cluster.checks import check_engine, check_gateway, check_room
 from eyas.cluster.child import ChildProcess, LogLine, keep
 from eyas.cluster.plan import HostResources, gateway_argv, plan, worker_argv
 from eyas.common.cluster.listening import free_ports, listen
 from eyas.common.cluster.names import join
-from eyas.common.config import ServeConfig
+from eyas.common.config import GatewayConfig, ServeConfig
 from eyas.common.errors import ConfigError, DeadlineExceeded
 from eyas.common.logging import message_in
 from eyas.common.machine import gpus
@@ -30,14 +28,11 @@ from eyas.common.machine.folders import new_pool_folder
 from eyas.common.machine.memory import memory
 from eyas.common.machine.processes import python_module
 from eyas.common.security import api_keys, secret_urls
-from eyas.common.security.tls import door_context, service_tls
-from eyas.common.wire import rpc
 from gateway.limits.quotas import read_limits
 from gateway.text.sampling_defaults import chosen_defaults
 
 START_S = 180.0  # from the first process to a gateway that would answer
 POLL_S = 0.1
-PROBE_S = 1.0
 GATEWAY_GRACE_S = 7.0  # after its drain time
 WORKER_GRACE_S = 10.0
 
@@ -56,8 +51,7 @@ class LocalCluster:
         check_engine(config.engine)
         check_gateway(config.gateway)
         chosen_defaults(config.gateway)
-        if config.gateway.door is not None:
-            door_context(config.gateway.door)
+        _check_certificates(config.gateway)
         read_limits(config.gateway.key_limits)
         with listen(config.gateway.host, config.gateway.port, "port"):
             listen(config.gateway.host, config.gateway.grpc_port, "grpc-port").close()
@@ -69,9 +63,7 @@ class LocalCluster:
         self._plan = plan(config, free_ports(), machine)
         engines = {name: worker.engine for name, worker in self._plan.workers.items()}
         check_room(engines, machine.gpus, machine.memory)
-        self._dial = rpc.dialer(service_tls(config.gateway.tls_dir))
         self._children: dict[str, ChildProcess] = {}
-        self._loading: list[str] = []  # the names of the processes that are not ready yet
         self._keepers: list[asyncio.Task[None]] = []
         self._stopping = False
         self.start_s = 0.0  # seconds that the start took
@@ -154,16 +146,16 @@ class LocalCluster:
             child = ChildProcess(name, command, self._log, self._environment(name))
             self._children[name] = child
             child.start()
-        self._loading = list(self._children)
-        # The certificate is for the names that callers use. Here only our own child is asked how it is.
-        async with httpx.AsyncClient(timeout=PROBE_S, trust_env=False, verify=False) as http:
-            while not await self._ready(http):
+        from eyas.cluster.probe import ClusterProbe
+
+        async with ClusterProbe(self.addresses, self.url, self._plan.gateway.tls_dir) as probe:
+            while not await probe.serving():
                 self._refuse_early_death()
                 waited = time.monotonic() - began
                 if waited > START_S:
                     raise DeadlineExceeded(f"not ready after {START_S:g} s: {self._last_words()}")
                 if self._progress:
-                    self._progress(self._loading, waited)
+                    self._progress([*probe.workers, GATEWAY], waited)
                 await asyncio.sleep(POLL_S)
         self.start_s = time.monotonic() - began
 
@@ -180,19 +172,6 @@ class LocalCluster:
             return secret_urls.environment(api_keys.environment(self._plan.gateway.api_keys), {})
         store = self._plan.workers[name].engine.kv_store
         return secret_urls.environment(api_keys.environment(()), {"kv-store": store})
-
-    async def _ready(self, http: httpx.AsyncClient) -> bool:
-        """Whether every worker says SERVING and the gateway says that a request would succeed."""
-        for name in [name for name in self._loading if name != GATEWAY]:
-            async with self._dial(self._plan.workers[name].address) as channel:
-                if await rpc.is_serving(channel, PROBE_S):
-                    self._loading.remove(name)
-        if self._loading != [GATEWAY]:
-            return False
-        try:
-            return (await http.get(self.url + "/health")).status_code == 200
-        except httpx.HTTPError:
-            return False
 
     def _refuse_early_death(self) -> None:
         for child in self._children.values():
@@ -225,6 +204,17 @@ class LocalCluster:
         # Without the gateway there are no requests: SIGHUP makes the workers leave without draining.
         await asyncio.gather(*(worker.stop(WORKER_GRACE_S, signal.SIGHUP) for worker in children.values()))
         self._pools.leave()
+
+
+def _check_certificates(gateway: GatewayConfig) -> None:
+    """Raises ConfigError for those that cannot be used. What reads them is imported where there are some."""
+    if gateway.door is None and gateway.tls_dir is None:
+        return
+    from eyas.common.security.tls import door_context, service_tls
+
+    service_tls(gateway.tls_dir)
+    if gateway.door is not None:
+        door_context(gateway.door)
 
 
 Work = Callable[[LocalCluster], Awaitable[int]]

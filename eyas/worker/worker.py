@@ -12,8 +12,9 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvloop
 
@@ -24,9 +25,11 @@ from eyas.common.machine.folders import living_in
 from eyas.common.machine.leave import StopSignals
 from eyas.common.machine.processes import importing_safely, raise_limit
 from eyas.worker import engine_main
-from eyas.worker.front import WorkerFront
 from eyas.worker.link import ZmqFront, new_endpoint
 from kv_transfer.host_files import sweep
+
+if TYPE_CHECKING:
+    from eyas.worker.front import WorkerFront
 
 START_S = 600.0  # from the spawn to a loaded, warmed-up engine
 LEAVE_S = 5.0  # from Shutdown to SIGKILL
@@ -81,10 +84,19 @@ async def _run(config: WorkerConfig, engine: EngineMain) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine inherits it: only the front handles Ctrl-C
     endpoint = new_endpoint()
     with living_in(Path(config.engine.pool_dir)), contextlib.closing(ZmqFront(endpoint)) as link:
+        process = _EngineProcess(engine, config, endpoint)
+        if config.port:
+            process.start(config.address)
+        from eyas.worker.front import WorkerFront  # half a second, in which the engine's process imports too
+
         front = WorkerFront(config, link)
-        address = await front.start()
-        spec = dataclasses.replace(config.engine, worker=address, encrypted=config.tls_dir is not None)
-        process = _EngineProcess(engine, spec, endpoint)
+        try:
+            address = await front.start()
+        except BaseException:
+            process.kill()
+            raise
+        if not config.port:
+            process.start(address)
         halves = [
             asyncio.create_task(_drain_on_signal(front, config.drain_s)),
             asyncio.create_task(front.run()),
@@ -138,23 +150,33 @@ def _announce(config: WorkerConfig, address: str, front: WorkerFront, seconds: f
 class _EngineProcess:
     """The engine's process, from spawn to reaping."""
 
-    def __init__(self, engine: EngineMain, config: EngineConfig, endpoint: str) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._process = context.Process(target=engine, args=(config, endpoint), name="eyas-engine")
-        with importing_safely():
-            self._process.start()
-        self._pool_dir = Path(config.pool_dir)
+    def __init__(self, engine: EngineMain, config: WorkerConfig, endpoint: str) -> None:
+        """`endpoint`: of its link."""
+        self._engine = engine
+        self._config = config
+        self._endpoint = endpoint
+        self._process: SpawnProcess | None = None
         self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+
+    def start(self, address: str) -> None:
+        """Spawns it; `address`: the worker's."""
+        config = self._config
+        spec = dataclasses.replace(config.engine, worker=address, encrypted=config.tls_dir is not None)
+        context = multiprocessing.get_context("spawn")
+        self._process = context.Process(target=self._engine, args=(spec, self._endpoint), name="eyas-engine")
+        with importing_safely():
+            self._process.start()
         self._loop.add_reader(self._process.sentinel, self._on_end)
 
     @property
     def pid(self) -> int:
         """The id of the process, which may have ended."""
-        assert self._process.pid is not None
+        assert self._process is not None and self._process.pid is not None
         return self._process.pid
 
     def _on_end(self) -> None:
+        assert self._process is not None
         self._loop.remove_reader(self._process.sentinel)
         self._ended.set()
 
@@ -162,6 +184,7 @@ class _EngineProcess:
         """Waits for the end of the process and of its last message; then raises Unavailable."""
         await self._ended.wait()
         await asyncio.sleep(LAST_MESSAGE_S)
+        assert self._process is not None
         self._process.join()
         raise Unavailable(f"the engine process ended with code {self._process.exitcode}")
 
@@ -170,6 +193,11 @@ class _EngineProcess:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_S):
                 await self._ended.wait()
-        self._process.kill()  # does nothing if it has left
-        self._process.join(LEAVE_S)  # one that waits for a driver may outlast even that
-        sweep(self._pool_dir)
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends it now, if it has not left, and removes what it left."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join(LEAVE_S)  # one that waits for a driver may outlast even that
+        sweep(Path(self._config.engine.pool_dir))

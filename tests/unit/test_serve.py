@@ -275,7 +275,7 @@ async def test_a_start_that_is_given_up_says_whether_it_had_failed(
             children.append(self)
 
     monkeypatch.setattr("eyas.cluster.serve.ChildProcess", Ending)
-    monkeypatch.setattr("eyas.cluster.serve.LocalCluster._ready", lambda *_: asyncio.sleep(60))
+    monkeypatch.setattr("eyas.cluster.probe.ClusterProbe.serving", lambda *_: asyncio.sleep(60))
     ports = free_ports()
     gateway = GatewayConfig(port=next(ports), grpc_port=next(ports))
     starting = asyncio.create_task(LocalCluster(ServeConfig(gateway), lambda *_: None).__aenter__())
