@@ -13,8 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-MANY_CHUNKS = 6
-"""When more prompt tokens wait than this many small chunks, prompts take precedence over decoding speed."""
+MANY_STEPS = 4
+"""When more prompt tokens wait than so many of the largest steps compute, prompts take precedence over
+decoding speed. One long prompt is not many: in small chunks its rows cost no more, and others decode beside.
+"""
 
 LEAST_ROWS = 64
 """Prompt rows beside any number of decoding sequences: prompts go on however many decode."""
@@ -112,7 +114,7 @@ class StepBudget:
         """Prompt rows beside `decoding` sequences while `waiting` prompt tokens are to be computed."""
         if not decoding:
             return self.chunk_tokens
-        many = waiting > MANY_CHUNKS * max(self.mixed_tokens - 1, LEAST_ROWS)
+        many = waiting > MANY_STEPS * self.chunk_tokens
         return max((self.chunk_tokens if many else self.mixed_tokens) - decoding, LEAST_ROWS)
 
 

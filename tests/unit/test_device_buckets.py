@@ -97,7 +97,7 @@ def test_a_step_of_prompts_as_small_as_a_mixed_one_has_a_graph_beside_rounds() -
 def test_a_router_expects_the_chunks_that_a_step_has() -> None:
     expected, buckets = StepBudget(3072, 512), GraphBuckets(1, 4, (), (), 3072, 512)
     for decoding in (1, 40, 300, 500, 4000):
-        for waiting, many in ((100, False), (10_000, True)):
+        for waiting, many in ((100, False), (12_288, False), (12_289, True)):
             rows = buckets.mixed_prefill_budget(decoding, many)
             assert expected.prompt_rows(decoding, waiting) == rows
 

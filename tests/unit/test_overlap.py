@@ -60,7 +60,7 @@ def test_giving_way_to_another_call_changes_no_token(seed: int) -> None:
 def test_changing_depths_change_no_token_and_leave_no_gap_in_draft_kv(pages: int, seed: int) -> None:
     """Of each proposal all rows before it have been there for the head, also of pages from the cache."""
     world = World(seed, Setting(width=6, pages=pages, adaptive=True))
-    world.run(some_requests(seed, 30), cancels=0.05)
+    world.run(some_requests(seed, 60), cancels=0.05)
     assert world.policy is not None and set(world.policy.chosen) == {0, 1, 3, 5}
     assert {shape.width for shape in world.runner.shapes} == {1, 2, 4, 6}
     assert world.device.accepted > 20 and world.device.caught_up > 1
@@ -71,7 +71,7 @@ def test_changing_depths_change_no_token_and_leave_no_gap_in_draft_kv(pages: int
 def test_rounds_in_which_a_head_waits_leave_no_gap_either(seed: int) -> None:
     """They make more than one row certain, and the next one has begun before it is known how many."""
     world = World(seed, Setting(width=6, adaptive=True, looks_up=True))
-    world.run(some_requests(seed, 30), cancels=0.05)
+    world.run(some_requests(seed, 60), cancels=0.05)
     assert world.policy is not None and set(world.policy.chosen) == {0, 1, 3, 5, -5}
     assert {(shape.width, shape.headless) for shape in world.runner.shapes} >= {
         (1, False),

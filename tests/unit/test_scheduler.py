@@ -95,10 +95,10 @@ def test_a_fully_cached_prompt_still_computes_its_last_row(rows: int) -> None:
 
 @pytest.mark.parametrize(("waiting", "expected"), [(3, 4), (12, 4), (24, 4), (25, 9)])
 def test_prompts_beside_rounds_are_cut_small_until_many_wait(waiting: int, expected: int) -> None:
-    """Many: more than six times what goes beside one sequence, however little goes beside those that run."""
+    """Many: more than four of the largest steps compute."""
     rig = Rig(max_running=4)
     rig.scheduler.tables.limits = replace(
-        rig.scheduler.limits, mixed_prefill_budget=lambda _, many: 9 if many else 4
+        rig.scheduler.limits, chunk_tokens=6, mixed_prefill_budget=lambda _, many: 9 if many else 4
     )
     rig.submit(request(2, max_tokens=9, id="running"))
     _apply(rig, rig.scheduler.schedule())
