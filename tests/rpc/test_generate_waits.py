@@ -20,6 +20,7 @@ from test_generate_paths import (
 )
 
 from eyas.common.cluster import roster
+from eyas.common.cluster.discovery import registry
 from eyas.common.errors import DeadlineExceeded, Unavailable
 from gateway.backends import sessions
 from gateway.routing import cluster as cluster_module
@@ -141,6 +142,20 @@ async def test_a_request_that_waits_for_a_start_ends_at_its_deadline(monkeypatch
         with pytest.raises(DeadlineExceeded, match="longer than 1 s: no decode worker"):
             await asking
         assert nothing_in_flight(cluster)
+
+
+async def test_a_worker_that_has_loaded_is_found_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster, "POLL_S", 60.0)  # of all others
+    async with workers(UNIFIED) as (worker,):
+        worker.script.starting = True
+        cluster = cluster_module.Cluster(registry(f"static:{worker.address}"))
+        await cluster.start()
+        try:
+            await until(lambda: bool(cluster.returning()))
+            worker.script.starting = False
+            await asyncio.wait_for(until(lambda: bool(cluster.workers())), 10)
+        finally:
+            await cluster.aclose()
 
 
 async def test_a_cancelled_request_waits_for_no_start() -> None:

@@ -1,4 +1,6 @@
-"""The workers at some addresses: each address is asked once a second what it is."""
+"""The workers at some addresses: each address is asked once a second what it is, or more often while the
+worker there loads.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,7 @@ from eyas.common.wire import rpc
 from eyas.common.wire.clients import InfoClient
 
 POLL_S = 1.0
+LOADING_POLL_S = 0.1
 FORGET_S = 5.0  # a worker that is slow to answer stays known this long
 COMPLAIN_S = 30.0  # an address where no worker has answered for this time is logged
 RETURN_S = 20.0
@@ -37,15 +40,18 @@ class _KnownWorker:
 
 @dataclass
 class _SilentAddress:
-    """An address where no worker answers: since when (monotonic seconds), why, and whether that is logged."""
+    """An address where no worker answers: since when (monotonic seconds), why, whether that is logged, and
+    whether the worker there loads its engine.
+    """
 
     since: float
     reason: str = ""
     logged: bool = False
+    loads: bool = False
 
 
 class WorkerRoster:
-    """The workers that answer at some addresses, each asked once a second what it is.
+    """The workers that answer at some addresses, each asked in turn what it is.
 
     `aliases`: whether a worker's own address may differ from the one that it is asked at.
     """
@@ -116,7 +122,8 @@ class WorkerRoster:
             while True:
                 await self._ask(client, address)
                 first.set()
-                await asyncio.sleep(POLL_S)
+                silence = self._silent.get(address)
+                await asyncio.sleep(LOADING_POLL_S if silence is not None and silence.loads else POLL_S)
 
     async def _ask(self, client: InfoClient, address: str) -> None:
         known = self._known.get(address)
@@ -156,7 +163,9 @@ class WorkerRoster:
             _log.info("worker %s is gone: it starts again", address)
         last = self._returning.get(address, (here, 0.0))[0] if known is None else known.info
         self._expect(address, msgspec.structs.replace(last, roles=here.roles))
-        self._silent[address] = _SilentAddress(time.monotonic(), "its engine is loading", logged=True)
+        self._silent[address] = _SilentAddress(
+            time.monotonic(), "its engine is loading", logged=True, loads=True
+        )
 
     def _expect(self, address: str, info: WorkerInfo) -> None:
         now = time.monotonic()
@@ -167,7 +176,7 @@ class WorkerRoster:
         """Handles a silent address. Logged once: at once for a known worker, else after `COMPLAIN_S`."""
         now = time.monotonic()
         silence = self._silent.setdefault(address, _SilentAddress(now))
-        silence.reason = reason
+        silence.reason, silence.loads = reason, False
         if (known := self._known.pop(address, None)) is not None:
             self._expect(address, known.info)
             _log.info("worker %s is gone: %.200s", address, reason)
