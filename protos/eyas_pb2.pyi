@@ -555,11 +555,37 @@ class SharedTensorFiles(_message.Message):
     digests: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, paths: _Optional[_Iterable[str]] = ..., digests: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class DeviceTensorBuffers(_message.Message):
+    __slots__ = ("buffers",)
+    BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    buffers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, buffers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class BroadcastTensors(_message.Message):
+    __slots__ = ("group", "tensors")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    tensors: _containers.RepeatedCompositeFieldContainer[TensorShape]
+    def __init__(self, group: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[TensorShape, _Mapping]]] = ...) -> None: ...
+
+class TensorShape(_message.Message):
+    __slots__ = ("name", "dtype", "shape")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class UpdateWeightsRequest(_message.Message):
-    __slots__ = ("folder", "files", "shared", "version", "running", "wait_s", "whole")
+    __slots__ = ("folder", "files", "shared", "device", "broadcast", "version", "running", "wait_s", "whole")
     FOLDER_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    BROADCAST_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
@@ -567,11 +593,13 @@ class UpdateWeightsRequest(_message.Message):
     folder: str
     files: TensorFiles
     shared: SharedTensorFiles
+    device: DeviceTensorBuffers
+    broadcast: BroadcastTensors
     version: str
     running: RunningRequests
     wait_s: float
     whole: bool
-    def __init__(self, folder: _Optional[str] = ..., files: _Optional[_Union[TensorFiles, _Mapping]] = ..., shared: _Optional[_Union[SharedTensorFiles, _Mapping]] = ..., version: _Optional[str] = ..., running: _Optional[_Union[RunningRequests, str]] = ..., wait_s: _Optional[float] = ..., whole: _Optional[bool] = ...) -> None: ...
+    def __init__(self, folder: _Optional[str] = ..., files: _Optional[_Union[TensorFiles, _Mapping]] = ..., shared: _Optional[_Union[SharedTensorFiles, _Mapping]] = ..., device: _Optional[_Union[DeviceTensorBuffers, _Mapping]] = ..., broadcast: _Optional[_Union[BroadcastTensors, _Mapping]] = ..., version: _Optional[str] = ..., running: _Optional[_Union[RunningRequests, str]] = ..., wait_s: _Optional[float] = ..., whole: _Optional[bool] = ...) -> None: ...
 
 class UpdateWeightsResponse(_message.Message):
     __slots__ = ("version", "generation", "digest", "requests", "pause_s", "behind")
@@ -588,3 +616,33 @@ class UpdateWeightsResponse(_message.Message):
     pause_s: float
     behind: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, version: _Optional[str] = ..., generation: _Optional[int] = ..., digest: _Optional[str] = ..., requests: _Optional[int] = ..., pause_s: _Optional[float] = ..., behind: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class JoinWeightsGroupRequest(_message.Message):
+    __slots__ = ("address", "size", "first_rank", "group", "backend")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_RANK_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    size: int
+    first_rank: int
+    group: str
+    backend: str
+    def __init__(self, address: _Optional[str] = ..., size: _Optional[int] = ..., first_rank: _Optional[int] = ..., group: _Optional[str] = ..., backend: _Optional[str] = ...) -> None: ...
+
+class JoinWeightsGroupResponse(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, workers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LeaveWeightsGroupRequest(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    def __init__(self, group: _Optional[str] = ...) -> None: ...
+
+class LeaveWeightsGroupResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -75,6 +75,16 @@ class EyasStub:
                 request_serializer=protos_dot_eyas__pb2.UpdateWeightsRequest.SerializeToString,
                 response_deserializer=protos_dot_eyas__pb2.UpdateWeightsResponse.FromString,
                 _registered_method=True)
+        self.JoinWeightsGroup = channel.unary_unary(
+                '/eyas.v1.Eyas/JoinWeightsGroup',
+                request_serializer=protos_dot_eyas__pb2.JoinWeightsGroupRequest.SerializeToString,
+                response_deserializer=protos_dot_eyas__pb2.JoinWeightsGroupResponse.FromString,
+                _registered_method=True)
+        self.LeaveWeightsGroup = channel.unary_unary(
+                '/eyas.v1.Eyas/LeaveWeightsGroup',
+                request_serializer=protos_dot_eyas__pb2.LeaveWeightsGroupRequest.SerializeToString,
+                response_deserializer=protos_dot_eyas__pb2.LeaveWeightsGroupResponse.FromString,
+                _registered_method=True)
         self.LoadAdapter = channel.unary_unary(
                 '/eyas.v1.Eyas/LoadAdapter',
                 request_serializer=protos_dot_eyas__pb2.LoadAdapterRequest.SerializeToString,
@@ -149,6 +159,21 @@ class EyasServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def JoinWeightsGroup(self, request, context):
+        """Workers join a torch.distributed group, whose rank 0 will broadcast new weights; answers when all have.
+        PERMISSION_DENIED as of UpdateWeights.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LeaveWeightsGroup(self, request, context):
+        """They leave it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def LoadAdapter(self, request, context):
         """Loads a LoRA adapter on all workers, or on none: calls then name it as their `model`. PERMISSION_DENIED for a
         folder that callers may not name, INVALID_ARGUMENT for one that does not fit and for a name that is taken.
@@ -206,6 +231,16 @@ def add_EyasServicer_to_server(servicer, server):
                     servicer.UpdateWeights,
                     request_deserializer=protos_dot_eyas__pb2.UpdateWeightsRequest.FromString,
                     response_serializer=protos_dot_eyas__pb2.UpdateWeightsResponse.SerializeToString,
+            ),
+            'JoinWeightsGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.JoinWeightsGroup,
+                    request_deserializer=protos_dot_eyas__pb2.JoinWeightsGroupRequest.FromString,
+                    response_serializer=protos_dot_eyas__pb2.JoinWeightsGroupResponse.SerializeToString,
+            ),
+            'LeaveWeightsGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.LeaveWeightsGroup,
+                    request_deserializer=protos_dot_eyas__pb2.LeaveWeightsGroupRequest.FromString,
+                    response_serializer=protos_dot_eyas__pb2.LeaveWeightsGroupResponse.SerializeToString,
             ),
             'LoadAdapter': grpc.unary_unary_rpc_method_handler(
                     servicer.LoadAdapter,
@@ -435,6 +470,60 @@ class Eyas:
             '/eyas.v1.Eyas/UpdateWeights',
             protos_dot_eyas__pb2.UpdateWeightsRequest.SerializeToString,
             protos_dot_eyas__pb2.UpdateWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def JoinWeightsGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eyas.v1.Eyas/JoinWeightsGroup',
+            protos_dot_eyas__pb2.JoinWeightsGroupRequest.SerializeToString,
+            protos_dot_eyas__pb2.JoinWeightsGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LeaveWeightsGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eyas.v1.Eyas/LeaveWeightsGroup',
+            protos_dot_eyas__pb2.LeaveWeightsGroupRequest.SerializeToString,
+            protos_dot_eyas__pb2.LeaveWeightsGroupResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -32,7 +32,7 @@ from eyas.client.types import (
     WeightsUpdated,
     WorkerTimings,
 )
-from eyas.client.weights import SharedTensors
+from eyas.client.weights import BroadcastTensors, DeviceTensors, SharedTensors
 from eyas.common.errors import (
     Cancelled,
     ContextLengthExceeded,
@@ -51,6 +51,7 @@ __all__ = [
     "Adapter",
     "AsyncClient",
     "AsyncStream",
+    "BroadcastTensors",
     "Cancelled",
     "ChatOptions",
     "Choice",
@@ -59,6 +60,7 @@ __all__ = [
     "ContextLengthExceeded",
     "DeadlineExceeded",
     "Delta",
+    "DeviceTensors",
     "EyasError",
     "FinishReason",
     "Grammar",

@@ -36,7 +36,7 @@ from eyas.client.types import (
     Usage,
     WeightsUpdated,
 )
-from eyas.client.weights import SharedTensors
+from eyas.client.weights import WeightsSource
 from eyas.client.wire import chat_request
 from eyas.common.errors import Cancelled, EyasError, InvalidRequest, Overloaded, Unavailable
 from eyas.common.security.tls import TO_CALLERS, client_tls
@@ -252,7 +252,7 @@ class AsyncClient:
 
     async def update_weights(
         self,
-        source: str | SharedTensors | Sequence[bytes],
+        source: WeightsSource,
         *,
         version: str = "",
         running: str = "drain",
@@ -261,8 +261,9 @@ class AsyncClient:
     ) -> WeightsUpdated:
         """Changes the weights of all workers, or of none; returns when the new ones serve.
 
-        `source`: a folder with all of the model's tensors on the workers' machine; `SharedTensors`; or
-        safetensors files as bytes. `running`: "drain", "abort" or "restart", what becomes of calls that run.
+        `source`: a folder with all of the model's tensors on the workers' machine; `SharedTensors`,
+        `DeviceTensors` or `BroadcastTensors`; or safetensors files as bytes. `running`: "drain", "abort" or
+        "restart", what becomes of calls that run.
         `whole`: a missing tensor is an error, as it is of a folder; else it stays. Raises EyasError, which
         names what is wrong: then the old weights serve on.
         """
@@ -270,6 +271,28 @@ class AsyncClient:
         request.version, request.wait_s, request.whole = version, wait_s, whole
         reply = await self._call(self._stub.UpdateWeights, request, wait_s + UPDATE_S)
         return wire.updated_from_pb(reply)
+
+    async def join_weights_group(
+        self,
+        group: str,
+        address: str,
+        size: int,
+        *,
+        backend: str = "nccl",
+        first_rank: int = 1,
+        timeout_s: float = CONTROL_S,
+    ) -> tuple[str, ...]:
+        """All workers join a `torch.distributed` group of `size` processes, whose rank 0 listens at `address`
+        (HOST:PORT) and waits for them; returns the workers, in the order of their ranks.
+        """
+        request = eyas_pb2.JoinWeightsGroupRequest(group=group, address=address, size=size, backend=backend)
+        request.first_rank = first_rank
+        return tuple((await self._call(self._stub.JoinWeightsGroup, request, timeout_s)).workers)
+
+    async def leave_weights_group(self, group: str, *, timeout_s: float = CONTROL_S) -> None:
+        """They leave it."""
+        request = eyas_pb2.LeaveWeightsGroupRequest(group=group)
+        await self._call(self._stub.LeaveWeightsGroup, request, timeout_s)
 
     async def load_adapter(
         self,

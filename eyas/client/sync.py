@@ -39,7 +39,7 @@ from eyas.client.types import (
     Usage,
     WeightsUpdated,
 )
-from eyas.client.weights import SharedTensors
+from eyas.client.weights import WeightsSource
 from eyas.common.errors import Cancelled, InvalidRequest
 
 T = TypeVar("T")
@@ -241,7 +241,7 @@ class Client:
 
     def update_weights(
         self,
-        source: str | SharedTensors | Sequence[bytes],
+        source: WeightsSource,
         *,
         version: str = "",
         running: str = "drain",
@@ -253,6 +253,26 @@ class Client:
             source, version=version, running=running, wait_s=wait_s, whole=whole
         )
         return self._portal.wait(updating)
+
+    def join_weights_group(
+        self,
+        group: str,
+        address: str,
+        size: int,
+        *,
+        backend: str = "nccl",
+        first_rank: int = 1,
+        timeout_s: float = CONTROL_S,
+    ) -> tuple[str, ...]:
+        """All workers join a `torch.distributed` group, whose rank 0 listens at `address`."""
+        joining = self._client.join_weights_group(
+            group, address, size, backend=backend, first_rank=first_rank, timeout_s=timeout_s
+        )
+        return self._portal.wait(joining)
+
+    def leave_weights_group(self, group: str, *, timeout_s: float = CONTROL_S) -> None:
+        """They leave it."""
+        self._portal.wait(self._client.leave_weights_group(group, timeout_s=timeout_s))
 
     def load_adapter(
         self,

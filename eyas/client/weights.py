@@ -1,6 +1,7 @@
-"""What a trainer on the servers' machine gives them: files of tensors in shared memory, and buffers of a GPU.
+"""What a trainer gives servers: on their machine files of tensors in shared memory, and buffers of a GPU;
+from elsewhere tensors that a group's rank 0 broadcasts.
 
-Both become items of `serialized_named_tensors` (`/update_weights_from_tensor`). Tensors are torch's.
+The first two become items of `serialized_named_tensors` (`/update_weights_from_tensor`). Tensors are torch's.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import ctypes
 import hashlib
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -50,6 +51,32 @@ class SharedTensors:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class DeviceTensors:
+    """Tensors of a GPU for `update_weights`, as of `device_buffers`, which says what must hold of them."""
+
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
+        self.buffers = device_buffers(tensors)
+        self._tensors = dict(tensors)  # which stay
+
+
+class BroadcastTensors:
+    """Tensors for `update_weights` that rank 0 of `group` broadcasts meanwhile, in this order, after all
+    workers have joined it. `shapes`: of each name the dtype and the sizes.
+    """
+
+    def __init__(self, group: str, tensors: Mapping[str, Any]) -> None:
+        """`tensors`: of which nothing but dtypes and sizes is read."""
+        self.group = group
+        self.shapes = {
+            name: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+            for name, tensor in tensors.items()
+        }
+
+
+WeightsSource = str | SharedTensors | DeviceTensors | BroadcastTensors | Sequence[bytes]
+"""A folder, tensors by one of these ways, or safetensors files as bytes."""
 
 
 def device_buffers(tensors: Mapping[str, Any]) -> list[str]:

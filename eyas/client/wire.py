@@ -27,7 +27,7 @@ from eyas.client.types import (
     WeightsUpdated,
     WorkerTimings,
 )
-from eyas.client.weights import SharedTensors
+from eyas.client.weights import BroadcastTensors, DeviceTensors, SharedTensors, WeightsSource
 from eyas.common.errors import EyasError, InvalidRequest
 from eyas.common.grammars.notations import Grammar, GrammarKind
 from eyas.common.types import TokenLogprob
@@ -200,9 +200,7 @@ def _grammar_to_pb(grammar: Grammar) -> eyas_pb2.Grammar:
     return eyas_pb2.Grammar(**{grammar.kind.value: grammar.text})
 
 
-def update_to_pb(
-    source: str | SharedTensors | Sequence[bytes], running: str
-) -> eyas_pb2.UpdateWeightsRequest:
+def update_to_pb(source: WeightsSource, running: str) -> eyas_pb2.UpdateWeightsRequest:
     """An update, but for its numbers. Raises InvalidRequest for a `running` that is none."""
     name = f"RUNNING_REQUESTS_{running.upper()}"
     if name not in eyas_pb2.RunningRequests.keys():  # noqa: SIM118 (not a dict)
@@ -213,6 +211,12 @@ def update_to_pb(
     elif isinstance(source, SharedTensors):
         request.shared.paths.append(source.path)
         request.shared.digests.append(source.digest)
+    elif isinstance(source, DeviceTensors):
+        request.device.buffers.extend(source.buffers)
+    elif isinstance(source, BroadcastTensors):
+        request.broadcast.group = source.group
+        for tensor, (dtype, shape) in source.shapes.items():
+            request.broadcast.tensors.add(name=tensor, dtype=dtype, shape=shape)
     else:
         request.files.files.extend(source)
     return request

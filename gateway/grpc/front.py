@@ -169,6 +169,22 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         change = await self._backend.weights.update(grpc_weights.update_of(request))
         return grpc_weights.change_to_pb(change)
 
+    async def JoinWeightsGroup(
+        self, request: eyas_pb2.JoinWeightsGroupRequest, context: Context
+    ) -> eyas_pb2.JoinWeightsGroupResponse:
+        """Has every worker join a group. Raises what is wrong with it."""
+        self._check_operator(context)
+        workers = await self._backend.weights.join(grpc_weights.join_of(request))
+        return eyas_pb2.JoinWeightsGroupResponse(workers=workers)
+
+    async def LeaveWeightsGroup(
+        self, request: eyas_pb2.LeaveWeightsGroupRequest, context: Context
+    ) -> eyas_pb2.LeaveWeightsGroupResponse:
+        """Has every worker leave it."""
+        self._check_operator(context)
+        await self._backend.weights.leave(request.group)
+        return eyas_pb2.LeaveWeightsGroupResponse()
+
     async def LoadAdapter(
         self, request: eyas_pb2.LoadAdapterRequest, context: Context
     ) -> eyas_pb2.LoadAdapterResponse:

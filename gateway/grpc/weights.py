@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from eyas.common.cluster.names import is_address
 from eyas.common.errors import InvalidRequest
-from eyas.common.weights import BytesSource, FolderSource, Running, SharedSource, Source
+from eyas.common.weights import BytesSource, FolderSource, JoinGroup, Running, SharedSource, Source
+from gateway.formats.weight_sources import device_source, group_source, joined_group
 from gateway.routing.weights import WeightsChange, WeightUpdate
 from protos import eyas_pb2
 
+BACKENDS = ("nccl", "gloo")
 WAIT_S, MOST_WAIT_S = 300.0, 3600.0
 _RUNNING = {
     eyas_pb2.RUNNING_REQUESTS_UNSPECIFIED: Running.DRAIN,
@@ -36,7 +39,30 @@ def _source(request: eyas_pb2.UpdateWeightsRequest) -> Source:
             return BytesSource(tuple(request.files.files))
         case "shared":
             return SharedSource(tuple(request.shared.paths), tuple(request.shared.digests))
-    raise InvalidRequest("one of folder, files and shared must be given", param="folder")
+        case "device":
+            return device_source(request.device.buffers)
+        case "broadcast":
+            tensors = request.broadcast.tensors
+            names, dtypes = [each.name for each in tensors], [each.dtype for each in tensors]
+            return group_source(request.broadcast.group, names, dtypes, [each.shape for each in tensors])
+    given = "one of folder, files, shared, device and broadcast must be given"
+    raise InvalidRequest(given, param="folder")
+
+
+def join_of(request: eyas_pb2.JoinWeightsGroupRequest) -> JoinGroup:
+    """The command. Raises InvalidRequest, which names the field."""
+    first = request.first_rank if request.HasField("first_rank") else 1
+    backend = request.backend or "nccl"
+    for wrong, field, text in (
+        (not is_address(request.address), "address", "is HOST:PORT"),
+        (not request.group, "group", "is required"),
+        (backend not in BACKENDS, "backend", f"is one of {', '.join(BACKENDS)}"),
+        (first < 1, "first_rank", "is 1 at least: rank 0 is the trainer's"),
+        (request.size < 2, "size", "is 2 at least"),
+    ):
+        if wrong:
+            raise InvalidRequest(f"{field} {text}", param=field)
+    return joined_group(request.group, request.address, first, request.size, backend)
 
 
 def change_to_pb(change: WeightsChange) -> eyas_pb2.UpdateWeightsResponse:

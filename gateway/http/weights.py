@@ -17,22 +17,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from eyas.common.errors import EyasError, InvalidRequest
-from eyas.common.weights import (
-    DTYPES,
-    BytesSource,
-    DeviceBuffer,
-    DeviceSource,
-    FolderSource,
-    GroupSource,
-    JoinGroup,
-    Running,
-    SharedSource,
-    Source,
-    TensorMeta,
-)
+from eyas.common.weights import BytesSource, FolderSource, GroupSource, Running, SharedSource, Source
 from gateway.backends.base import GenerationBackend
 from gateway.formats.fields import RequestBody
 from gateway.formats.openai_reply import error_body
+from gateway.formats.weight_sources import device_source, group_source, joined_group
 from gateway.http.openapi import JSON, Answerer, HttpEndpoint
 from gateway.http.operators import OperatorBodies
 from gateway.http.pages import json_response
@@ -40,7 +29,6 @@ from gateway.routing.weights import WeightsChange, WeightUpdate
 
 MOST_BYTES = 32 * 2**20
 MOST_INLINE = 15 * 2**20  # bytes of tensors in a body, as they travel to workers
-JOIN_S = 120.0
 
 
 class UpdateBody(RequestBody):
@@ -95,7 +83,7 @@ class TensorBody(UpdateBody):
             case "shm":
                 return SharedSource(tuple(self.serialized_named_tensors), tuple(self.digests))
             case "cuda_ipc":
-                return DeviceSource(tuple(map(_buffer, self.serialized_named_tensors)))
+                return device_source(self.serialized_named_tensors)
         text = "must be safetensors, shm or cuda_ipc: pickled tensors are not read, since they run code"
         raise InvalidRequest(f"load_format {text}", param="load_format")
 
@@ -141,16 +129,7 @@ class DistributedBody(UpdateBody):
     @property
     def source(self) -> GroupSource:
         """Raises InvalidRequest for lists that do not fit each other, and for a dtype that is none."""
-        if not len(self.names) == len(self.dtypes) == len(self.shapes):
-            raise InvalidRequest("names, dtypes and shapes must be of equal length", param="names")
-        for dtype in self.dtypes:
-            if dtype.removeprefix("torch.") not in DTYPES:
-                raise InvalidRequest(f"dtypes: {dtype} is no dtype of weights", param="dtypes")
-        tensors = zip(self.names, self.dtypes, self.shapes, strict=True)
-        return GroupSource(
-            self.group_name,
-            tuple(TensorMeta(n, DTYPES[d.removeprefix("torch.")], tuple(s)) for n, d, s in tensors),
-        )
+        return group_source(self.group_name, self.names, self.dtypes, self.shapes)
 
 
 class NameBody(RequestBody):
@@ -209,7 +188,7 @@ class WeightEndpoints:
         body = await self._bodies.read(GroupBody, request)
         address = f"{body.master_address}:{body.master_port}"
         name, size = body.group_name, body.world_size
-        command = JoinGroup(name, address, body.rank_offset, size, body.backend, JOIN_S)
+        command = joined_group(name, address, body.rank_offset, size, body.backend)
 
         async def joined() -> dict[str, Any]:
             workers = await self._backend.weights.join(command)
@@ -289,11 +268,3 @@ def _decoded(files: list[str]) -> tuple[bytes, ...]:
         text = f"serialized_named_tensors has more than {MOST_INLINE >> 20} MiB: put it into /dev/shm (shm)"
         raise InvalidRequest(text, param="serialized_named_tensors")
     return decoded
-
-
-def _buffer(text: str) -> DeviceBuffer:
-    try:
-        return msgspec.json.decode(text, type=DeviceBuffer)
-    except msgspec.DecodeError as error:
-        message = f"serialized_named_tensors is no buffer of a GPU: {error}"
-        raise InvalidRequest(message, param="serialized_named_tensors") from None

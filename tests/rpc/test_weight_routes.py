@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save, save_file
 from scripted_backend import ScriptedBackend, nano_tokenizer
 from test_cache_events import SPLIT
 
-from eyas.client import AsyncClient, InvalidRequest, SharedTensors
+from eyas.client import AsyncClient, BroadcastTensors, InvalidRequest, SharedTensors
 from eyas.common.cluster.listening import free_ports
 from eyas.common.config import EngineConfig, GatewayConfig
 from eyas.common.process_groups import MetGroup
@@ -262,6 +262,31 @@ def train(port: int, size: int, folder: str, names: list[str]) -> None:
     for name in names:
         group.broadcast(stored[name])
     group.leave()
+
+
+@pytest.mark.slow
+async def test_the_sdk_has_workers_join_a_group(config: EngineConfig, new: Path, tmp_path: Path) -> None:
+    """Tensors are described by themselves; rank 0 broadcasts them while the update waits."""
+    stored = dict(sorted(load_file(new / "model.safetensors").items()))
+    port = next(free_ports())
+    async with real_cluster(config, tmp_path, (BOTH,)) as cluster, AsyncClient(cluster.grpc) as client:
+        with pytest.raises(InvalidRequest, match="address is HOST:PORT"):
+            await client.join_weights_group("weights", "here", 2)
+        with pytest.raises(InvalidRequest, match="backend is one of"):
+            await client.join_weights_group("weights", f"127.0.0.1:{port}", 2, backend="mpi")
+        arguments = (port, 2, str(new), [*stored])
+        trainer = multiprocessing.get_context("spawn").Process(target=train, args=arguments, daemon=True)
+        trainer.start()
+        joined = await client.join_weights_group("weights", f"127.0.0.1:{port}", 2, backend="gloo")
+        assert joined == (cluster.workers[0].address,)
+        done = await client.update_weights(BroadcastTensors("weights", stored), version="g", whole=True)
+        assert (done.version, done.behind) == ("g", ())
+        await client.leave_weights_group("weights")
+        trainer.join(10)
+        with pytest.raises(InvalidRequest, match="not in the group"):
+            await client.update_weights(BroadcastTensors("weights", stored))
+        after = await client.generate(PROMPTS[0], max_tokens=4, temperature=0.0, ignore_eos=True)
+        assert after.usage.weight_version == "g"
 
 
 @pytest.mark.slow
