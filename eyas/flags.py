@@ -20,6 +20,7 @@ from eyas.common.config import (
     DTYPES,
     GPU_DEFAULTS,
     GRAPH_ROWS,
+    MOST_CHUNK,
     SPARE_STATES,
     EngineConfig,
     GatewayConfig,
@@ -206,7 +207,8 @@ def _add_step_tokens(add: Callable[..., argparse.Action]) -> None:
         dest="chunk_tokens",
         type=positive,
         metavar="N",
-        help=f"tokens per step that computes prompts ({_either('chunk_tokens')})",
+        help=f"tokens per step that computes prompts ({_either('chunk_tokens')}, or up to {MOST_CHUNK} for a "
+        "model with states and experts)",
     )
     add(
         "--mixed-step-tokens",

@@ -275,7 +275,6 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
         "pool-dir": engine.pool_dir,
         "max-running-requests": engine.max_running,
         "max-queued-requests": engine.max_waiting,
-        "chunked-prefill-size": engine.chunk_tokens,
         "mixed-step-tokens": engine.mixed_tokens,
         "lease-s": f"{engine.lease_s:g}",
         "host-cache-gb": engine.host_cache_gb,
@@ -283,6 +282,8 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
         "log-level": engine.log_level,
         "transfer": engine.transfer,
     }
+    if not engine.open_chunk:
+        flags["chunked-prefill-size"] = engine.chunk_tokens
     if engine.disk_cache_dir is not None:
         flags |= {"disk-cache-dir": engine.disk_cache_dir, "disk-cache-gb": f"{engine.disk_cache_gb:g}"}
     if engine.transfer_devices:

@@ -113,6 +113,7 @@ class EngineConfig:
     max_running: int = 64  # sequences in a step (slots), of each attention rank
     max_waiting: int = 256  # requests queued; one more is refused with 429
     chunk_tokens: int = 256  # the most rows of a step with prompts (on a CPU: of its prompt rows)
+    open_chunk: bool = False  # no option says so: more of them for a model whose experts want more
     mixed_tokens: int = 0  # rows of a step with prompts and decode rows; 0: chunk_tokens
     cuda_graph_max_bs: int = 0  # the largest batch with a CUDA graph; 0: no graphs
     cuda_graph_bs: tuple[int, ...] = ()  # the batches with a graph; (): the engine's choice up to the largest
@@ -192,6 +193,7 @@ _ON_GPU = {
     "num_pages": None,
     "max_running": 256,
     "chunk_tokens": 3072,
+    "open_chunk": True,
     "mixed_tokens": 512,
     "cuda_graph_max_bs": 256,
     "tune_seconds": 20.0,
@@ -199,6 +201,9 @@ _ON_GPU = {
 }
 GRAPH_ROWS = 1024
 """Larger rounds have no graph by default: of an 8B model they take the device longer than the host."""
+
+EXPERT_ROWS, MOST_CHUNK = 256, 8192
+"""Rows that an expert should have in a step of prompts, and rows of such a step, at most."""
 
 RESERVE_BYTES = 4 << 30
 """GPU memory beside its fraction: for the graphs and the widest step's activations, its logits apart."""
@@ -237,6 +242,7 @@ def resolve_engine(device: str = "cpu", **requested: Any) -> EngineConfig:
         largest = min(largest, max(GRAPH_ROWS // width, 1))
     return dataclasses.replace(
         config,
+        open_chunk=config.open_chunk and "chunk_tokens" in left,
         mixed_tokens=min(config.mixed_tokens, config.chunk_tokens),
         cuda_graph_bs=batches,
         cuda_graph_max_bs=max(batches, default=largest),

@@ -14,12 +14,17 @@ from dataclasses import dataclass
 from functools import cached_property
 
 MANY_STEPS = 4
-"""When more prompt tokens wait than so many of the largest steps compute, prompts take precedence over
-decoding speed. One long prompt is not many: in small chunks its rows cost no more, and others decode beside.
+"""When more prompt tokens wait than so many of the largest steps that also decode compute, prompts take
+precedence over decoding speed. One long prompt is not many: in small chunks its rows cost no more, and others
+decode beside.
 """
 
 LEAST_ROWS = 64
 """Prompt rows beside any number of decoding sequences: prompts go on however many decode."""
+
+MOST_BESIDE = 3072
+"""Rows of a step that also decodes, however many prompt tokens wait and steps of prompts alone have."""
+
 FADE_S = 5.0
 """After steps of a kind that take this long, those before them have lost all but 1/e of their weight."""
 
@@ -103,6 +108,11 @@ class StepTimes:
         return 1e-3 * pace * total
 
 
+def beside(chunk_tokens: int) -> int:
+    """The most rows of a step that also decodes, where steps of prompts have up to `chunk_tokens`."""
+    return min(chunk_tokens, MOST_BESIDE)
+
+
 @dataclass(frozen=True)
 class StepBudget:
     """The most rows of a step with prompts, and as many as it should have while sequences decode."""
@@ -114,8 +124,9 @@ class StepBudget:
         """Prompt rows beside `decoding` sequences while `waiting` prompt tokens are to be computed."""
         if not decoding:
             return self.chunk_tokens
-        many = waiting > MANY_STEPS * self.chunk_tokens
-        return max((self.chunk_tokens if many else self.mixed_tokens) - decoding, LEAST_ROWS)
+        most = beside(self.chunk_tokens)
+        many = waiting > MANY_STEPS * most
+        return max((max(most, self.mixed_tokens) if many else self.mixed_tokens) - decoding, LEAST_ROWS)
 
 
 @dataclass(frozen=True)

@@ -94,10 +94,15 @@ def test_a_step_of_prompts_as_small_as_a_mixed_one_has_a_graph_beside_rounds() -
             assert rows > 0 and buckets.shape(batch, rows, -(-rows // 4), 1) in captured
 
 
-def test_a_router_expects_the_chunks_that_a_step_has() -> None:
-    expected, buckets = StepBudget(3072, 512), GraphBuckets(1, 4, (), (), 3072, 512)
+@pytest.mark.parametrize("chunk", [2048, 3072, 8192])
+def test_a_router_expects_the_chunks_that_a_step_has(chunk: int) -> None:
+    """Beside decoding sequences no more than 3,072 rows, however large a step of prompts alone may be."""
+    expected, buckets = StepBudget(chunk, 512), GraphBuckets(1, 4, (), (), chunk, 512)
+    most = min(chunk, 3072)
+    assert expected.prompt_rows(0, 4 * most + 1) == chunk
+    assert expected.prompt_rows(1, 4 * most + 1) == most - 1
     for decoding in (1, 40, 300, 500, 4000):
-        for waiting, many in ((100, False), (12_288, False), (12_289, True)):
+        for waiting, many in ((100, False), (4 * most, False), (4 * most + 1, True)):
             rows = buckets.mixed_prefill_budget(decoding, many)
             assert expected.prompt_rows(decoding, waiting) == rows
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from eyas.common.step_times import LEAST_ROWS
+from eyas.common.step_times import LEAST_ROWS, beside
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.device.step import StepShape
 from eyas.engine.kernels.launch.sizes import padded_batch
@@ -65,8 +65,10 @@ class GraphBuckets:
 
         Where these are the same, rounds that only pad the batch would be a few more: not worth a graph.
         """
-        if not self.mixed_tokens or many and self.mixed_tokens < self.chunk_tokens:
+        if not self.mixed_tokens:
             return max(self.chunk_tokens - batch * self.width, self._least)
+        if many and self.mixed_tokens < (most := beside(self.chunk_tokens)):
+            return max(most - batch * self.width, self._least)
         return self._chunks(_next(self.mixed_batches, batch) or batch)[-1]
 
     def shape(

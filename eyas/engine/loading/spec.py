@@ -12,7 +12,7 @@ from typing import Self
 
 import torch
 
-from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.config import EXPERT_ROWS, MOST_CHUNK, EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of
 from eyas.common.types import FAST, KvKind, Role
@@ -74,6 +74,7 @@ class EngineSpec:
         target = read_model(config.model, config.load_format, config.texts, config.model_impl)
         target = target.limited_to(config.context_length or _served(target))
         _check_foreign(target, config)
+        config = dataclasses.replace(config, chunk_tokens=_chunk_of(target, config), open_chunk=False)
         head = None
         if config.draft is not None:
             head = read_head(config.draft, target, config.load_format, config.draft_capture_layers)
@@ -353,6 +354,17 @@ def _check_shared(head: DraftConfig, config: EngineConfig) -> None:
     parts = {layer.feed_forward for layer in head.decoder.layers}
     if config.attention_backend != "torch" and any(isinstance(part, ExpertsSpec) for part in parts):
         check_experts(head.decoder, config.dp_attention)
+
+
+def _chunk_of(target: ModelConfig, config: EngineConfig) -> int:
+    """Prompt rows of a step. Where no option says how many, and layers have states: as many as give an expert
+    `EXPERT_ROWS`, up to `MOST_CHUNK`. Every step reads all experts, which takes as long as to multiply those.
+    """
+    if not config.open_chunk or target.delta is None:
+        return config.chunk_tokens
+    parts = [layer.feed_forward for layer in target.layers]
+    rows = [EXPERT_ROWS * part.experts // part.per_row for part in parts if isinstance(part, ExpertsSpec)]
+    return max(config.chunk_tokens, min(max(rows, default=0), MOST_CHUNK))
 
 
 def _depth_of(head: DraftConfig, spec: SpeculationConfig) -> SpeculationConfig:

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
 
-from eyas.common.step_times import MANY_STEPS
+from eyas.common.step_times import MANY_STEPS, beside
 from eyas.engine.batch.page_table import PageTable
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.ipc.messages import StateCache
@@ -450,7 +450,7 @@ class Scheduler:
         if not decoding or limits.mixed_prefill_budget is None:
             return limits.chunk_tokens
         few, backlog = limits.mixed_prefill_budget(decoding, False), 0
-        many = MANY_STEPS * limits.chunk_tokens
+        many = MANY_STEPS * beside(limits.chunk_tokens)
         for seq in itertools.chain(self.running, self.waiting):
             backlog += max(seq.missing - 1, 0)
             if backlog > many:
