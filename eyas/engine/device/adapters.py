@@ -29,6 +29,9 @@ from eyas.engine.parallel.ranks import RankCall, RankChannel
 
 READ_S = 300.0  # the slowest rank may take so much longer to read an adapter than rank 0
 
+_PIECE = 2**21
+"""Numbers that are page-locked at a time, and copied: steps' launches wait for that, 0.3 s for a GiB."""
+
 
 class DeviceAdapters:
     """An `AdapterMemory`: the slots for these matrices of a model on `device`, or a rank's share of them."""
@@ -64,7 +67,8 @@ class DeviceAdapters:
             packed = self._sites.packed(adapter, folder)
         if self._stream is not None:
             with torch.cuda.device(self._stream.device):
-                pin(packed.numbers)
+                for piece in packed.numbers.split(_PIECE):
+                    pin(piece)
             weakref.finalize(packed, _unlock, packed.numbers, self._stream)
         return packed
 
@@ -92,7 +96,8 @@ class DeviceAdapters:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         event, places = torch.cuda.Event(), places.pin_memory()
         with torch.cuda.stream(self._stream):
-            room.copy_(adapter.numbers, non_blocking=True)
+            for own, piece in zip(room.split(_PIECE), adapter.numbers.split(_PIECE), strict=True):
+                own.copy_(piece, non_blocking=True)
             self._places[slot].copy_(places, non_blocking=True)
             event.record()
         return lambda: bool(event.query()) and places is not None  # which stays as long as it is read
@@ -198,4 +203,5 @@ class FollowerAdapters:
 def _unlock(numbers: torch.Tensor, stream: torch.cuda.Stream) -> None:
     """Memory that nobody has any more, behind the copies that read it."""
     stream.synchronize()
-    unpin(numbers)
+    for piece in numbers.split(_PIECE):
+        unpin(piece)
