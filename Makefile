@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 CODE := eyas gateway prefill_svc decode_svc draft_svc kv_transfer protos tests tools
+PEERS := vllm==0.33.0 sglang==0.5.23
 SHAPE := $(addprefix tests/unit/test_,architecture.py shape.py docs_name_what_exists.py protos.py protos_fresh.py)
 
 # Where a system forbids it, each process that a test starts compiles all of Eyas once more.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install demo serve test test-slow test-gpu check lossless chaos two-hosts containers bench protos
+.PHONY: install demo serve test test-slow test-gpu check lossless chaos two-hosts containers bench peers protos
 
 install: $(STAMP)
 
@@ -59,6 +60,12 @@ containers: $(STAMP)  # the images and the compose cluster: needs root and podma
 
 bench: $(STAMP)
 	$(BIN)/eyas bench suite --report docs/benchmarks.md
+
+peers: $(STAMP)  # on a GPU, beside other servers: each in an environment of its own, the same requests for all
+	@for peer in $(PEERS); do name=$${peer%%==*}; \
+	  test -x .peers/$$name/bin/python || $(PYTHON) -m venv .peers/$$name; \
+	  .peers/$$name/bin/pip install --quiet $$peer || exit 1; done
+	$(BIN)/python -m tools.bench.peers
 
 protos: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto
