@@ -219,7 +219,7 @@ def _chat(args: argparse.Namespace) -> int:
     from eyas.client.terminal import chat
     from eyas.configuration import client_key
 
-    return chat(ServerAddress(args.url, client_key(args), args.ca), args.temperature)
+    return chat(ServerAddress(args.url, client_key(args), args.ca), args.temperature, args.model)
 
 
 def _doctor(args: argparse.Namespace) -> int:

@@ -27,7 +27,7 @@ from eyas.common.config import (
     SpeculationConfig,
 )
 from eyas.common.logging import FORMATS, LEVELS
-from eyas.common.params import ADAPTER_NAME, MOST_ADAPTER_NAME
+from eyas.common.params import ADAPTER_NAME, MOST_ADAPTER_NAME, MOST_ADAPTER_RANK
 from eyas.common.security.secret_urls import VARIABLES
 from eyas.common.types import Role
 from kv_transfer.backends.table import AUTO, BACKENDS, NONE
@@ -369,6 +369,8 @@ def _either(field: str) -> str:
 def add_chat(parser: argparse.ArgumentParser) -> None:
     """The flags of `eyas chat`."""
     add_server(parser)
+    text = "the model, or one of its adapters (the served model)"
+    parser.add_argument("--model", default="", metavar="NAME", help=text)
     parser.add_argument("--temperature", type=float, default=0.0, help="(0)")
 
 
@@ -397,6 +399,13 @@ def named_folder(text: str) -> tuple[str, str]:
     if not (equals and folder and re.fullmatch(ADAPTER_NAME, name) and len(name) <= MOST_ADAPTER_NAME):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=DIR")
     return name, absolute(folder)
+
+
+def adapter_rank(text: str) -> int:
+    """The largest rank of adapters."""
+    if not text.isdigit() or not 1 <= int(text) <= MOST_ADAPTER_RANK:
+        raise argparse.ArgumentTypeError(f"{text!r} is none from 1 to {MOST_ADAPTER_RANK}")
+    return int(text)
 
 
 def absolute(text: str) -> str:

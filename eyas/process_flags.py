@@ -21,6 +21,7 @@ from eyas.common.security.secret_urls import VARIABLES
 from eyas.flags import (
     REGISTRY,
     absolute,
+    adapter_rank,
     add_log,
     add_revision,
     add_tokenizer,
@@ -190,7 +191,7 @@ def add_adapters(parser: argparse.ArgumentParser) -> None:
     text = f"adapters that a step mixes; others wait in the host's memory ({LORA_SLOTS}, with adapters)"
     add("--max-loras", type=positive, metavar="N", help=text)
     text = f"the largest rank of an adapter ({engine.max_lora_rank}); every slot has room for it"
-    add("--max-lora-rank", type=positive, default=engine.max_lora_rank, metavar="N", help=text)
+    add("--max-lora-rank", type=adapter_rank, default=engine.max_lora_rank, metavar="N", help=text)
 
 
 def add_worker(parser: argparse.ArgumentParser) -> None:

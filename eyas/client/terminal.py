@@ -84,8 +84,9 @@ async def tell(
     return ShownAnswer(prose.text, stream.usage, first_s, time.monotonic() - began)
 
 
-def chat(server: ServerAddress, temperature: float) -> int:
-    """Asks, answers, remembers, until end of input; returns the exit code.
+def chat(server: ServerAddress, temperature: float, model: str = "") -> int:
+    """Asks, answers, remembers, until end of input; returns the exit code. `model`: the name of the model, or
+    of one of its adapters; "": the model.
 
     Prompts, Markdown and commands are for a person, who was told of every answer that failed: the code is 0.
     With a pipe at either end each line is a question, each answer bare text, and the code is 1 if the last
@@ -93,7 +94,7 @@ def chat(server: ServerAddress, temperature: float) -> int:
     """
     target = grpc_target(server)
     with asyncio.Runner() as runner:
-        client = runner.run(_connect(target, server))
+        client = runner.run(_connect(target, server, model))
         try:
             talk = TerminalChat(runner, client, temperature)
             return _with_person(talk) if sys.stdin.isatty() and sys.stdout.isatty() else _with_pipe(talk)
@@ -101,8 +102,8 @@ def chat(server: ServerAddress, temperature: float) -> int:
             runner.run(client.aclose())
 
 
-async def _connect(target: str, server: ServerAddress) -> AsyncClient:
-    return AsyncClient(target, api_key=server.api_key, ca=server.ca)
+async def _connect(target: str, server: ServerAddress, model: str) -> AsyncClient:
+    return AsyncClient(target, model=model, api_key=server.api_key, ca=server.ca)
 
 
 class TerminalChat:

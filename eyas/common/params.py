@@ -21,6 +21,7 @@ MOST_PRIORITY = 100  # and the least is its negative
 MOST_SALT = 256  # characters of a cache_salt
 MOST_ADAPTER_NAME = 256  # characters of an adapter's name,
 ADAPTER_NAME = r"[!-9;-~]+"  # which are printable ASCII, without spaces and colons
+MOST_ADAPTER_RANK = 256
 PRIORITY_S = 1.0
 """Seconds of waiting that one unit is worth: so none waits for ever behind those that count more."""
 

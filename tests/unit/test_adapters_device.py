@@ -98,6 +98,15 @@ def test_drafts_change_no_token_of_an_adapter(plain: EngineConfig) -> None:
     assert _answers(drafted) == _answers(plain)
 
 
+def test_answers_that_take_turns_are_those_of_plain_torch(
+    plain: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sent back after each token, behind a step that was launched before, and on in another step."""
+    monkeypatch.setattr("eyas.engine.scheduling.adapter_turns.TURN_S", 0.0)
+    expected, head = _answers(plain), str(Path(plain.pool_dir) / "head")
+    assert _answers(_on_device(plain, max_loras=1, draft=head, speculation=CHAIN)) == expected
+
+
 @pytest.mark.timeout(400)
 def test_two_ranks_share_an_adapter(plain: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has the rows of its heads and its part of the inner columns, of both factors."""

@@ -44,8 +44,6 @@ from kv_transfer.layout import PageMeaning
 
 _log = logging.getLogger("eyas.engine")
 
-MOST_RANK = 256
-"""Of an adapter."""
 MOST_UNASKED = 2**20
 """Tokens of a context where no option says more: tables of angles and of pages are as long."""
 
@@ -399,9 +397,6 @@ def _check_adapters(target: ModelConfig, config: EngineConfig) -> None:
         raise ConfigError(text, param=flag)
     if config.dp_attention > 1:
         raise ConfigError(f"--{flag}: attention ranks take no adapters (--dp-attention 1)", param=flag)
-    if not 1 <= config.max_lora_rank <= MOST_RANK:
-        flag = "max-lora-rank"
-        raise ConfigError(f"--{flag}: {config.max_lora_rank} is none from 1 to {MOST_RANK}", param=flag)
 
 
 def _check_kv_dtype(target: ModelConfig, config: EngineConfig) -> None:
