@@ -207,8 +207,8 @@ def _add_step_tokens(add: Callable[..., argparse.Action]) -> None:
         dest="chunk_tokens",
         type=positive,
         metavar="N",
-        help=f"tokens per step that computes prompts ({_either('chunk_tokens')}, or up to {MOST_CHUNK} for a "
-        "model with states and experts)",
+        help="the most tokens per step that computes prompts; a GPU takes two thirds where that is faster "
+        f"({_either('chunk_tokens')}, or up to {MOST_CHUNK} for a model with states and experts)",
     )
     add(
         "--mixed-step-tokens",

@@ -105,14 +105,17 @@ def ms(seconds: float) -> float:
     return round(1e3 * seconds, 2)
 
 
-def ways(cluster: Clocked, totals: Sequence[int]) -> Iterator[str]:
-    """Sets the engine to each way in turn, and says which."""
+def ways(cluster: Clocked, totals: Sequence[int], largest: int) -> Iterator[str]:
+    """Sets the engine to each way in turn, and says which. `largest`: rows of a step, before."""
     engine = cluster.workers["unified"].engine
-    tables = engine._scheduler.tables
+    tables, runner = engine._scheduler.tables, engine._loop.runner
     usual: BatchLimits = tables.limits
+    before = replace(usual, chunk_tokens=largest, mixed_prefill_budget=runner.prompt_rows)
     for way in (LARGE, *map(str, totals), LARGE):
         scheduler.MANY_STEPS = 1 if way == LARGE else STEPS
-        if way == LARGE or int(way) >= totals[0]:
+        if way == LARGE:
+            tables.limits = before
+        elif int(way) >= totals[0]:
             tables.limits = usual
         else:
             tables.limits = replace(usual, mixed_prefill_budget=capped(usual, int(way)))
@@ -155,7 +158,7 @@ def main() -> int:
                     streams, 20 if small else given.short, 300 if small else 8192, given.gap_s, given.seconds
                 )
                 played(cluster, load, -streams, 800 if small else 8000)  # not counted
-                for turn, way in enumerate(ways(cluster, given.totals)):
+                for turn, way in enumerate(ways(cluster, given.totals, config.chunk_tokens)):
                     line = played(cluster, load, 1000 * streams + turn, 800 if small else 8000)
                     note(given.out, [{"streams": streams, "way": way} | line])
     return 0

@@ -13,7 +13,7 @@ from eyas.common.config import EngineConfig
 from eyas.common.step_times import WINDOW_S, PiecewiseCurve, PromptShare, StepBudget, StepTimes
 from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.loading import step_rates
-from eyas.engine.loading.step_rates import StepLimits, StepSample, fit, measure
+from eyas.engine.loading.step_rates import StepLimits, StepSample, fastest_chunk, fit, measure
 from eyas.simulator.hardware import example
 
 REACH = StepLimits(decoding=128, rows=2048, length=4096)
@@ -82,6 +82,7 @@ class Device:
     """A runner on a clock of its own: telling it of a sequence takes the host as long as its pages."""
 
     drafts = False
+    launch_s = 0.0  # of the host, for kernels that no graph holds
     told_s, step_s, land_s = 2e-6, 4e-3, 3e-4  # per page; of any step; of the host when a step has ended
 
     def __init__(self, ahead: bool) -> None:
@@ -94,7 +95,7 @@ class Device:
         seqs = [work.seq for work in works]
         new = [seq for seq in seqs if (seq.slot, seq.occupancy) not in self.known]
         self.known |= {(seq.slot, seq.occupancy) for seq in new}
-        self.now += self.told_s * sum(len(seq.pages) for seq in new)
+        self.now += self.told_s * sum(len(seq.pages) for seq in new) + self.launch_s
         self.flying += 1
         assert self.flying <= 1 + self.ahead
         self.free = end = max(self.now, self.free) + self.step_s
@@ -120,6 +121,42 @@ def test_what_a_sequence_takes_once_is_no_part_of_a_step(
     wanted = device.step_s + (0.0 if ahead else device.land_s)
     for decoding, context, rows in ((1, 1, 0), (8, 80_000, 0), (200, 20_000, 0), (0, 0, 3000)):
         assert found.times.step_s(decoding, context, rows) == pytest.approx(wanted, rel=0.05)
+
+
+@pytest.mark.parametrize("launch_s", [0.0, 3e-3, 6e-3])
+def test_a_step_that_takes_the_host_long_is_timed_whole(
+    monkeypatch: pytest.MonkeyPatch, launch_s: float
+) -> None:
+    """The device has begun it, or ended it, before the host has launched it: what is left is not its time."""
+    device = Device(ahead=True)
+    device.launch_s = launch_s
+    monkeypatch.setattr(step_rates.time, "monotonic", lambda: device.now)
+    config = EngineConfig(num_pages=50_000, max_running=256, chunk_tokens=3072)
+    found = measure(device, config, StepLimits(255, 3071, 100_000), 64)  # type: ignore[arg-type]
+    assert found is not None
+    slower = max(device.step_s, launch_s + device.land_s)
+    assert found.times.step_s(0, 0, 768) == pytest.approx(slower, rel=0.1)
+
+
+@pytest.mark.parametrize(("rows_s", "chosen"), [(20e-6, 3072), (22e-6, 2048)])
+def test_steps_of_prompts_are_as_large_as_is_fastest(
+    monkeypatch: pytest.MonkeyPatch, rows_s: float, chosen: int
+) -> None:
+    """`rows_s`: seconds per row of the largest; 20 us of those of two thirds. One H200: 21.9 and 20.2 us."""
+    device = Device(ahead=True)
+    monkeypatch.setattr(step_rates.time, "monotonic", lambda: device.now)
+    launch = device.launch
+
+    def by_rows(works: list[SequenceWork]) -> Any:
+        count = sum(len(work.tokens) for work in works)
+        device.step_s = count * (rows_s if count > 2048 else 20e-6)
+        return launch(works)
+
+    device.launch = by_rows  # type: ignore[method-assign]
+    config = EngineConfig(num_pages=50_000, max_running=256, chunk_tokens=3072)
+    assert fastest_chunk(device, config, StepLimits(255, 3072, 100_000)) == chosen  # type: ignore[arg-type]
+    few = replace(config, num_pages=16)
+    assert fastest_chunk(None, few, StepLimits(255, 3072, 100_000)) == 3072  # type: ignore[arg-type]
 
 
 def test_the_share_of_prompts_fades_and_counts_no_time_twice() -> None:

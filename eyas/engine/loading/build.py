@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of
 from eyas.common.model_folder import model_name
 from eyas.common.params import SamplingParams
-from eyas.common.step_times import StepRates
+from eyas.common.step_times import LEAST_ROWS, StepRates
 from eyas.common.tokenizers.source import tokenizer_digest
 from eyas.common.types import GenerationRequest, KvKind, Role
 from eyas.common.wire.control import MemoryTag
@@ -57,7 +58,7 @@ from eyas.engine.loading.rank_replacement import LeaderReplacement
 from eyas.engine.loading.replacement import WeightReplacement
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import EngineStart
-from eyas.engine.loading.step_rates import StepLimits, context_of_a_row, measure
+from eyas.engine.loading.step_rates import StepLimits, context_of_a_row, fastest_chunk, measure
 from eyas.engine.loading.travel import PageTransfer, travel
 from eyas.engine.loading.weight_sources import WeightSources
 from eyas.engine.loading.weight_store import EngineWeights, FixedWeights, Replacement
@@ -284,19 +285,23 @@ def _device_core(loaded: EngineSpec, start: EngineStart) -> tuple[EngineSpec, _S
         grammars.prepare()
     loaded, device = build_device(loaded, start, grammars, leader)
     config = loaded.config
+    with start.phases("rates"):
+        length = loaded.target.context_length
+        most = StepLimits(config.max_running, config.chunk_tokens, length, loaded.state_slots)
+        chunk = config.chunk_tokens
+        if config.device != "cpu" and Role.PREFILL in config.roles:
+            chunk = fastest_chunk(device.runner, config, most)
+        config = dataclasses.replace(config, chunk_tokens=chunk)
+        rates = _rates(device.runner, config, most, GRAIN)
     limits = BatchLimits(
         config.page_size,
         config.max_running,
         config.chunk_tokens,
         loaded.round_rows,
         rounds_ahead=rounds_ahead(loaded),
-        mixed_prefill_budget=device.runner.prompt_rows,
+        mixed_prefill_budget=_fewer(device.runner.prompt_rows, most.rows - chunk),
         yields=GPU_YIELD,
     )
-    with start.phases("rates"):
-        length = loaded.target.context_length
-        most = StepLimits(config.max_running, config.chunk_tokens, length, loaded.state_slots)
-        rates = _rates(device.runner, config, most, GRAIN)
     elsewhere = loaded.head is not None and not loaded.drafts_here
     drafter = _drafter(loaded, None) if elsewhere else None
     pacing = pacing_of(config) if drafter else device.pacing
@@ -313,6 +318,13 @@ def _device_core(loaded: EngineSpec, start: EngineStart) -> tuple[EngineSpec, _S
         weights=device.weights,
         replacement=_replacement(loaded, device.model, leader),
     )
+
+
+def _fewer(rows: Callable[[int, bool], int], spare: int) -> Callable[[int, bool], int]:
+    """As `rows`, but `spare` fewer where many prompt tokens wait."""
+    if not spare:
+        return rows
+    return lambda rounds, many: max(rows(rounds, many) - spare * many, LEAST_ROWS)
 
 
 def _grammars(loaded: EngineSpec) -> GrammarManager:

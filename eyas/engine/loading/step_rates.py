@@ -31,6 +31,8 @@ AGAIN_S = 0.02
 DEEP_BATCH = 8
 """Sequences by which the time for what they attend to is measured."""
 _log = logging.getLogger("eyas.engine")
+CLEARLY = 1.03
+"""Smaller steps have to be faster per row by this factor: they read the weights more often."""
 ROUNDS = 4
 """The most steps that a sample's sequences take, one after the other."""
 LEAST_RISE = 1e-6
@@ -122,6 +124,24 @@ def measure(runner: StepRunner, config: EngineConfig, most: StepLimits, grain: i
     return StepRates(times, budget)
 
 
+def fastest_chunk(runner: StepRunner, config: EngineConfig, most: StepLimits) -> int:
+    """The rows of a step that computes prompts: as many as `config` says, or two thirds of them.
+
+    Of the two, those that take less time per row by more than a little: products of some numbers of rows
+    leave a part of a GPU idle, and which ones do is for it to say.
+    """
+    rows, width = min(most.rows, config.chunk_tokens, most.length), config.speculation.width
+    pages = config.num_pages or 0
+    fewer = 2 * config.chunk_tokens // 3
+    if rows < config.chunk_tokens or pages * config.page_size < rows or fewer < 2:
+        return config.chunk_tokens
+    timer = _StepTimer(runner, pages, config.page_size, width, most.slots)
+    all_s, fewer_s = (timer.seconds(StepSample(rows=count - 1)) for count in (rows, fewer))
+    chosen = fewer if CLEARLY * fewer_s / fewer < all_s / rows else config.chunk_tokens
+    _log.info("prompts: %.2f ms for %d rows, %.2f for %d", 1e3 * fewer_s, fewer, 1e3 * all_s, rows)
+    return chosen
+
+
 def _said(times: StepTimes, reach: StepLimits) -> str:
     one, most = 1e3 * times.step_s(1, 0), 1e3 * times.step_s(reach.decoding, 0)
     prompt, context = 1e3 * times.step_s(0, 0, reach.rows), times.context_ms.at(1e5)
@@ -151,7 +171,7 @@ class _StepTimer:
 
     def _second_of_two(self, works: list[SequenceWork]) -> float:
         """Seconds from the end of a step to that of the next one: launched before it, if the runner does
-        that.
+        that. Another one is launched meanwhile, as under load: what the host takes for that counts.
         """
         if not self._runner.ahead:
             self._runner.launch([_before(work) for work in works]).land()
@@ -162,8 +182,11 @@ class _StepTimer:
         after = self._runner.launch(works)
         before.land()
         began = time.monotonic()
+        another = self._runner.launch(works)
         after.land()
-        return time.monotonic() - began
+        seconds = time.monotonic() - began
+        another.land()
+        return seconds
 
     def _works(self, sample: StepSample) -> Iterator[SequenceWork]:
         for number in range(sample.decoding):
