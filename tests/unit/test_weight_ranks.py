@@ -1,4 +1,4 @@
-"""New weights in engines whose ranks share a model: all ranks have them, or none."""
+"""New weights, and sleep, of engines whose ranks share a model: all ranks have them, or none."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import multiprocessing
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from safetensors.torch import load_file, save, save_file
 from eyas.client.weights import SharedTensors
 from eyas.common.cluster.listening import free_ports
 from eyas.common.config import EngineConfig
+from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.process_groups import MetGroup
 from eyas.common.types import GenerationRequest
@@ -34,9 +36,21 @@ from eyas.common.weights import (
     SharedSource,
     TensorMeta,
 )
+from eyas.common.wire.control import (
+    ContinueGeneration,
+    ControlCommand,
+    MemoryTag,
+    PauseGeneration,
+    PauseMode,
+    ReleaseMemory,
+    ResumeMemory,
+)
 from eyas.engine.checkpoint.host_tensors import DTYPES, DiskFile, LayeredFile, mapped, read_bytes, shared
 from eyas.engine.loading import attention_ranks, follower
+from eyas.engine.loading.rank_memory import FollowerMemory, LeaderMemory
 from eyas.engine.loading.replacement import WeightReplacement
+from eyas.engine.parallel.leader import RankLeader
+from eyas.engine.parallel.ranks import RankCall, RankChannel
 from tests.unit.attention_ranks_rig import BASE
 from tests.unit.attention_ranks_rig import SIZES as EXPERTS
 from tests.unit.device_ranks_rig import BACKENDS, interpreted_follower, no_group_stays
@@ -142,6 +156,85 @@ def _with_nan(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     broken[name] = stored[name].clone()
     broken[name][-1, -1] = float("nan")
     return broken
+
+
+@pytest.mark.timeout(300)
+def test_memory_of_all_ranks_leaves_and_comes_back(rig: Rig) -> None:
+    """Answers after it are those of before; what is cached is not."""
+    cluster = rig.start()
+    worker = cluster.workers["unified"]
+    try:
+        before = rig.tokens(cluster, "a")
+        commands: tuple[ControlCommand, ...] = (
+            PauseGeneration(PauseMode.RETRACT),
+            ReleaseMemory(),
+            ResumeMemory(),
+            ContinueGeneration(),
+        )
+        moved: list[dict[str, int]] = []
+        for command in commands:
+            answer = worker.control(command, PATIENCE_S)
+            assert answer.failure is None and answer.outcome is not None, answer.failure
+            moved.append({each.tag: each.bytes for each in answer.outcome.moved})
+        pools = worker.engine._parts.pools
+        ranks = 2 if "tensor_parallel_size" in rig.ranks else 1  # of a CPU, attention ranks share a pool
+        assert moved[1][MemoryTag.KV_CACHE] >= 0.9 * ranks * sum(pool.shape.nbytes for pool in pools)
+        assert rig.tokens(cluster, "b") == before
+    finally:
+        cluster.close()
+
+
+class Part:
+    """Memory that may refuse to move, by the kind of move."""
+
+    def __init__(self, refuses: str = "") -> None:
+        self.refuses, self.away = refuses, False
+
+    def release(self) -> int:
+        return self._to(away=True, kind="release")
+
+    def restore(self) -> int:
+        return self._to(away=False, kind="restore")
+
+    def _to(self, *, away: bool, kind: str) -> int:
+        assert self.away is not away
+        if kind == self.refuses:
+            raise ConfigError("it stays")
+        self.away = away
+        return 5
+
+
+class Ranks:
+    """Other ranks in this process, as a leader sees them."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._answers: list[bytes] = []
+        channel = SimpleNamespace(answer=lambda number, data: self._answers.append(data))
+        self._ranks = [FollowerMemory([part], cast("RankChannel", channel), lambda: None) for part in parts]
+
+    def ask(self, call: RankCall) -> int:
+        self._answers.clear()
+        for rank in self._ranks:
+            rank.calls[call.kind](RankCall(call.kind, (1, *call.numbers)))
+        return 1
+
+    def answers(self, number: int, wait_s: float) -> list[bytes]:
+        return self._answers
+
+
+@pytest.mark.parametrize("who", range(3))
+@pytest.mark.parametrize("kind", ["release", "restore"])
+def test_memory_moves_on_all_ranks_or_on_none(who: int, kind: str) -> None:
+    parts = [Part(kind if rank == who else "") for rank in range(3)]
+    memory = LeaderMemory(parts[0], cast("RankLeader", Ranks(parts[1:])), 0)
+    if kind == "restore":
+        assert memory.release() == 15
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=f"rank {who}: it stays"):
+            getattr(memory, kind)()
+        assert [part.away for part in parts] == [kind == "restore"] * 3
+    parts[who].refuses = ""
+    assert getattr(memory, kind)() == 15
 
 
 def train(port: int, folder: str) -> None:

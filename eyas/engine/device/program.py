@@ -77,6 +77,11 @@ class DeviceState:
         """The target's, then the draft head's, under the same page numbers."""
         return (self.pool,) if self.drafter is None else (self.pool, self.drafter.pool)
 
+    @property
+    def movable(self) -> list[MovableMemory]:
+        """The memory that can leave: pools, then that of weights, if it can."""
+        return [*self.pools, *(() if self.weights is None else (self.weights,))]
+
     def path_rows(self, width: int) -> int:
         """Rows of the longest path that a round of `width` rows can accept, its root included."""
         parts = (part.path_rows for part in (self.head, self.lookup) if part is not None)

@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,6 @@ from eyas.engine.ipc.messages import EngineReady
 from eyas.engine.ipc.outbox import EventOutbox
 from eyas.engine.ipc.pulse import Beat, EngineHeartbeat
 from eyas.engine.kv.leases import LeaseTable
-from eyas.engine.kv.movable import MovableMemory
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.prefix_cache import PrefixCache
@@ -204,7 +203,7 @@ class _StepCore:
     rates: StepRates | None
     replacement: Replacement
     adapters: AdapterTable | None = None
-    weights: MovableMemory | None = None
+    memory: MemoryParts = field(default_factory=dict)
 
 
 def _plain_core(loaded: EngineSpec, beat: Beat) -> _StepCore:
@@ -241,6 +240,7 @@ def _plain_core(loaded: EngineSpec, beat: Beat) -> _StepCore:
         rates=_rates(runner, config, StepLimits(8, 64, min(512, target.context_length), loaded.state_slots)),
         replacement=_replacement(loaded, model, leader),
         adapters=_plain_adapters(loaded, model),
+        memory={MemoryTag.KV_CACHE: pools, **({MemoryTag.WEIGHTS: ()} if config.device == "cpu" else {})},
     )
 
 
@@ -315,7 +315,7 @@ def _device_core(loaded: EngineSpec, start: EngineStart) -> tuple[EngineSpec, _S
         slowest_step_s=device.slowest_step_s,
         rates=rates,
         adapters=None if device.adapters is None else AdapterTable(device.adapters),
-        weights=device.weights,
+        memory=device.memory,
         replacement=_replacement(loaded, device.model, leader),
     )
 
@@ -370,26 +370,13 @@ def _parts(loaded: EngineSpec, core: _StepCore) -> EngineParts:
         copiers=tuple(moves.copiers.values()),
         bell=moves.bell,
         travels=moves.possible,
-        memory=_memory(loaded, core),
+        memory=core.memory,
         outbox=outbox,
         grammars=core.grammars,
         ready=_ready(loaded, moves, context, core.slowest_step_s, core.rates),
         store=EngineWeights(loaded, core.replacement, WeightSources(config.device)),
         adapters=core.adapters,
     )
-
-
-def _memory(loaded: EngineSpec, core: _StepCore) -> MemoryParts:
-    """What can leave: KV, and weights of a GPU if their memory was taken so; those of a CPU stay, since they
-    are in the host's memory. Of several GPUs nothing leaves.
-    """
-    config = loaded.config
-    if config.device_ranks > 1:
-        return {}
-    parts: dict[MemoryTag, tuple[MovableMemory, ...]] = {MemoryTag.KV_CACHE: core.pools}
-    if core.weights is not None or config.device == "cpu":
-        parts[MemoryTag.WEIGHTS] = () if core.weights is None else (core.weights,)
-    return parts
 
 
 def _replacement(

@@ -22,6 +22,7 @@ from eyas.common.config import FEWEST_SLOTS, RESERVE_BYTES, EngineConfig
 from eyas.common.machine.gpus import number_of
 from eyas.common.params import MAX_STOP_TOKEN_IDS, SamplingParams
 from eyas.common.types import GenerationRequest, KvKind
+from eyas.common.wire.control import MemoryTag
 from eyas.engine.adapters.table import AdapterMemory
 from eyas.engine.attention.prompts import PromptPlan
 from eyas.engine.batch.rows import ForwardRows
@@ -52,6 +53,7 @@ from eyas.engine.loading.memory import (
     pool_pages,
     slots_that_fit,
 )
+from eyas.engine.loading.rank_memory import LeaderMemory
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import EngineStart, StartPhases
 from eyas.engine.loading.step_shapes import (
@@ -141,7 +143,7 @@ class DeviceCore:
     pacing: DepthPacing | None
     pools: tuple[KvPool, ...]
     slowest_step_s: float
-    weights: MovableMemory | None
+    memory: dict[MemoryTag, tuple[MovableMemory, ...]]  # of all ranks, that can leave
     model: DecoderModel[ForwardRows]
     adapters: AdapterMemory | None  # on all ranks; None: there are no slots
 
@@ -185,9 +187,21 @@ def build_device(
     adapters: AdapterMemory | None = state.adapters
     if state.adapters is not None and leader is not None:
         adapters = LeaderAdapters(state.adapters, leader)
-    memory = state.weights, state.model, adapters
-    core = DeviceCore(runner, adaptive, state.pools, rank.slowest_step_s, *memory)
+    memory = _movable(state, leader)
+    core = DeviceCore(runner, adaptive, state.pools, rank.slowest_step_s, memory, state.model, adapters)
     return loaded, core
+
+
+def _movable(state: DeviceState, leader: RankLeader | None) -> dict[MemoryTag, tuple[MovableMemory, ...]]:
+    """What can leave, on all ranks. Weights of a CPU stay, since they are in the host's memory."""
+    parts: list[MovableMemory] = state.movable
+    if leader is not None:
+        parts = [LeaderMemory(own, leader, number) for number, own in enumerate(parts)]
+    pools = len(state.pools)
+    movable: dict[MemoryTag, tuple[MovableMemory, ...]] = {MemoryTag.KV_CACHE: tuple(parts[:pools])}
+    if state.weights is not None or state.device == "cpu":
+        movable[MemoryTag.WEIGHTS] = tuple(parts[pools:])
+    return movable
 
 
 def build_rank(

@@ -14,6 +14,7 @@ from eyas.engine.device.adapters import FollowerAdapters
 from eyas.engine.device.executor import StepExecutor
 from eyas.engine.device.step import StepInput
 from eyas.engine.loading.device_build import WarmRank, build_rank
+from eyas.engine.loading.rank_memory import FollowerMemory
 from eyas.engine.loading.rank_replacement import FollowerReplacement
 from eyas.engine.loading.replacement import WeightReplacement
 from eyas.engine.loading.spec import EngineSpec
@@ -32,7 +33,8 @@ def main(loaded: EngineSpec, rank_info: RankInfo, channel: RankChannel) -> None:
         return
     rank = build_rank(loaded, EngineStart(), group, StepExecutor)
     executor = rank.executor
-    follow(channel, {**FollowerRank(executor, channel).calls, **_of_weights(rank, channel)})
+    memory = FollowerMemory(executor.state.movable, channel, executor.wait)
+    follow(channel, {**FollowerRank(executor, channel).calls, **_of_weights(rank, channel), **memory.calls})
     executor.close()
     group.close()
 
