@@ -92,7 +92,9 @@ class Apart:
         pages += pool.take(len(tokens) // SIZE + 1 - found)
         cache.insert(tokens, pages, len(tokens), salt=salt)
         for rows in range(SIZE, found * SIZE + 1, SIZE):
-            assert cache.at(tokens, rows, salt) is not None
+            node = cache.at(tokens, rows, (), salt)
+            assert node is not None and node is cache.at(tokens, rows, pages, salt)
+        assert cache.whole_rows(tokens, pages, salt) == cache.whole_rows(tokens, (), salt)
         pool.drop(pages)
         return found
 

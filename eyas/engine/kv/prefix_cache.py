@@ -129,9 +129,17 @@ class PrefixCache:
         """The number of pages that `match` would give; nothing changes."""
         return len(self._prefix(tokens, salt))
 
-    def whole_rows(self, tokens: Sequence[int], salt: bytes = b"") -> int:
-        """The rows of these tokens whose pages are cached, with a state or without one."""
-        return len(self._prefix(tokens, salt, windows=False)) * self.shape.size
+    def whole_rows(self, tokens: Sequence[int], pages: Sequence[int], salt: bytes = b"") -> int:
+        """The rows of these tokens whose pages are cached, with a state or without one. `pages`: of a
+        sequence with these tokens, from the first on.
+        """
+        rows = len(tokens) - 1
+        node, count = self._behind(pages[: rows // self.shape.size], salt)
+        for key in self._keys(tokens, rows, count):
+            if key not in node.children:
+                break
+            node, count = node.children[key], count + 1
+        return count * self.shape.size
 
     def _prefix(self, tokens: Sequence[int], salt: bytes, *, windows: bool = True) -> list[CacheNode]:
         nodes: list[CacheNode] = []
@@ -168,16 +176,28 @@ class PrefixCache:
         """The slot of the state at the end of `pages`, a match; NO_STATE: they are none."""
         return self._nodes[pages[-1]].state if pages else NO_STATE
 
-    def at(self, tokens: Sequence[int], rows: int, salt: bytes = b"") -> CacheNode | None:
-        """The node behind `rows` rows of these tokens; None: they are no whole pages, or not cached."""
+    def at(
+        self, tokens: Sequence[int], rows: int, pages: Sequence[int], salt: bytes = b""
+    ) -> CacheNode | None:
+        """The node behind `rows` rows of these tokens; None: they are no whole pages, or not cached. `pages`:
+        of a sequence with these tokens, from the first on.
+        """
         count, rest = divmod(rows, self.shape.size)
-        node = self._root(salt)
-        for key in self._keys(tokens, rows):
+        node, known = self._behind(pages[:count], salt)
+        for key in self._keys(tokens, rows, known):
             if key not in node.children:
                 return None
-            node = node.children[key]
-            count -= 1
-        return None if count or rest or node.parent is None else node
+            node, known = node.children[key], known + 1
+        return None if known < count or rest or node.parent is None else node
+
+    def _behind(self, pages: Sequence[int], salt: bytes) -> tuple[CacheNode, int]:
+        """The deepest node that one of a sequence's pages is of, and how many pages it is behind: what lies
+        before it needs no look at its tokens.
+        """
+        for count in range(len(pages), 0, -1):
+            if (node := self._nodes.get(pages[count - 1])) is not None:
+                return node, count
+        return self._root(salt), 0
 
     def insert(
         self,
@@ -191,8 +211,13 @@ class PrefixCache:
 
         `others`: those of further groups of layers; -1 in any of them: there is none.
         """
-        node, beside = self._root(salt), zip(*others, strict=True) if others else itertools.repeat(())
-        for page, more, key in zip(pages, beside, self._keys(tokens, rows), strict=False):
+        node, known = self._root(salt), 0
+        if not self._windowed and not others:
+            node, known = self._behind(pages[: rows // self.shape.size], salt)
+            self._refresh_to(node)
+        beside = zip(*others, strict=True) if others else itertools.repeat(())
+        own = itertools.islice(pages, known, None)
+        for page, more, key in zip(own, beside, self._keys(tokens, rows, known), strict=False):
             child = node.children.get(key)
             if child is None:
                 child = CacheNode(node, key, page, [*more])
@@ -200,8 +225,8 @@ class PrefixCache:
                     self._roots[salt] = node
                 node.children[key] = child
                 self._changes[child] = True
-                for own in (page, *more):
-                    self._take_in(child, own)
+                for each in (page, *more):
+                    self._take_in(child, each)
             elif more or child.page != page:
                 self._join(child, page, more)
             elif page in self._idle:
@@ -209,6 +234,16 @@ class PrefixCache:
             node = child
         if self.groups[0].windowed:
             self._prune(node)
+
+    def _refresh_to(self, node: CacheNode) -> None:
+        """As if the way to a node were used again."""
+        pages = []
+        while node.parent is not None:
+            pages.append(node.page)
+            node = node.parent
+        for page in reversed(pages):
+            if page in self._idle:
+                self._refresh(page)
 
     def _take_in(self, node: CacheNode, page: int) -> None:
         if page >= 0:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eyas.common.config import SpeculationConfig
@@ -36,10 +36,10 @@ class AdmissionLimits:
                 f"prompt ({n} tokens) and max_tokens ({params.max_tokens}) exceed the context length of "
             )
             raise ContextLengthExceeded(message + f"{self.context_length} tokens", param="max_tokens")
-        ids = itertools.chain(request.prompt_ids, *(choice.output_ids for choice in request.choices))
-        if not all(map(self.is_token, ids)):
+        ids = (request.prompt_ids, *(choice.output_ids for choice in request.choices))
+        if not all(map(self._are_tokens, ids)):
             raise InvalidRequest(f"prompt has a token id outside 0 .. {self.vocab_size - 1}", param="prompt")
-        if not all(map(self.is_token, request.predicted)):
+        if not self._are_tokens(request.predicted):
             message = f"prediction has a token id outside 0 .. {self.vocab_size - 1}"
             raise InvalidRequest(message, param="prediction")
         most = max(params.max_tokens, 1) if kind is GenerationKind.LOCAL else 1
@@ -62,6 +62,10 @@ class AdmissionLimits:
         if any(len(choice.output_ids) >= most for choice in choices):
             message = f"choices must have fewer than {most} output ids here"
             raise InvalidRequest(message, param="choices")
+
+    def _are_tokens(self, ids: Sequence[int]) -> bool:
+        """True if all of them are; a prompt has thousands."""
+        return not ids or (min(ids) >= 0 and max(ids) < self.vocab_size)
 
     def is_token(self, token: int) -> bool:
         """True if the model's vocabulary has this number."""

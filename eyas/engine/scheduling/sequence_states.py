@@ -37,7 +37,7 @@ class SequenceStates:
         left that text there: its state will be kept for the next ones.
         """
         seq.state, seq.bound = slot, cached
-        whole = self._cache.whole_rows(seq.all_tokens(), seq.salt)
+        whole = self._cache.whole_rows(seq.all_tokens(), seq.pages, seq.salt)
         seq.branch = whole // SPAN * SPAN
         self.slots.hits += bool(cached)
         self.slots.resumed_tokens += cached
@@ -79,4 +79,4 @@ class SequenceStates:
         """Where its state stands in the cache."""
         if seq.state == NO_STATE or not 0 < seq.bound <= seq.kv_len:
             return None
-        return self._cache.at(seq.all_tokens(), seq.bound, seq.salt)
+        return self._cache.at(seq.all_tokens(), seq.bound, seq.pages, seq.salt)
