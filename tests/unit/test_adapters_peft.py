@@ -156,6 +156,19 @@ def test_no_number_is_read_of_a_file_that_fits_no_matrix(tmp_path: Path, model: 
         read_adapter(folder, read_model(model), 16, check)
 
 
+def test_a_file_that_is_written_again_changes_nothing_that_was_read(tmp_path: Path, model: Path) -> None:
+    """A trainer writes its adapter in place: what is mapped of a file would change, or end the engine."""
+    folder = write_adapter(tmp_path / "adapter", model)
+    read, again = _read(folder, model), _read(folder, model)
+    with (folder / "adapter_model.safetensors").open("r+b") as file:
+        file.truncate(100)
+        file.truncate(1 << 20)  # zeros
+    for name, update in read.updates.items():
+        assert update.down.any() and update.up.any()
+        assert torch.equal(update.down, again.updates[name].down)
+        assert torch.equal(update.up, again.updates[name].up)
+
+
 def test_two_names_of_one_matrix_are_refused(tmp_path: Path, model: Path) -> None:
     """Else the second one took the first one's place, and what was served was neither."""
     folder = write_adapter(tmp_path / "adapter", model)

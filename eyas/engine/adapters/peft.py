@@ -14,16 +14,15 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from eyas.common.errors import ConfigError, InvalidRequest, NotFound
 from eyas.common.model_folder import read_json_object
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import ModelConfig
-from eyas.engine.checkpoint.host_tensors import HostSlice
+from eyas.engine.checkpoint.host_tensors import HostSlice, HostTensors, TensorPlace, read_files
 from eyas.engine.checkpoint.turned_tensors import TransposedTensor
 from eyas.engine.ipc.adapter_messages import ADAPTER_FILES, LORA_PATH
 
@@ -138,11 +137,23 @@ class PeftConfig:
         return _by_pattern(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.stabilized else rank)
 
 
+class StoredFactor(NamedTuple):
+    """The name of a factor's tensor, and its place in a file."""
+
+    name: str
+    place: TensorPlace
+
+
+FactorPairs = dict[str, tuple[StoredFactor, StoredFactor]]
+"""Both factors, A and B, by module."""
+
+
 def read_adapter(
     folder: Path, model: ModelConfig, most_rank: int, check: MatrixCheck = lambda _, shape: None
 ) -> PeftAdapter:
     """Reads an adapter of that model. `check`: raises for an update of a matrix, by its name and shape, that
     there is not; no factor is read before all have passed, so a file may be of any size.
+    What is read is a copy: the file may be written again meanwhile.
 
     Raises NotFound if there is no such folder or file, InvalidRequest for what is wrong or not served in it,
     and for factors of more than `most_rank` rows.
@@ -151,31 +162,37 @@ def read_adapter(
         if not (folder / name).is_file():
             raise NotFound(f"{folder} has no {name}", param=LORA_PATH)
     config = PeftConfig.read(folder)
+    pairs: FactorPairs = {}
+
+    def room(places: dict[str, TensorPlace]) -> HostTensors:
+        pairs.update(_pairs(places, folder))
+        for module, pair in pairs.items():
+            _check_pair(module, pair, config.rank_of(module), most_rank)
+        _check_matrices(pairs, model, folder, check)
+        return HostTensors(places)
+
+    try:
+        file = read_files([folder / TENSORS], room)
+    except (OSError, ConfigError) as error:
+        raise _wrong(str(error)) from None
     updates: dict[str, LowRankUpdate] = {}
     digest = hashlib.sha256()
-    try:
-        with ThreadPoolExecutor(1) as beside, safe_open(folder / TENSORS, framework="pt") as file:
-            pairs = _pairs(file, folder)
-            for module, pair in pairs.items():
-                _check_pair(module, pair, config.rank_of(module), most_rank)
-            _check_matrices(pairs, model, folder, check)
-            for module, pair in pairs.items():
-                down, up = (_numbers(module, side, part) for side, part in zip("AB", pair, strict=True))
-                scaling = config.scaling_of(module)
-                shapes = f"{module} {scaling!r} {down.dtype} {tuple(down.shape)} {tuple(up.shape)}"
-                beside.submit(digest.update, shapes.encode())
-                for factor in (down, up):
-                    beside.submit(digest.update, factor.view(torch.uint8).numpy().data)
-                updates |= _updates(module, LowRankUpdate(down, up, scaling), model)
-    except (OSError, SafetensorError) as error:
-        raise _wrong(f"{folder / TENSORS} is not a readable safetensors file: {error}") from None
+    with ThreadPoolExecutor(1) as beside:
+        for module, (lower, upper) in pairs.items():
+            down, up = _numbers(module, "A", lower, file), _numbers(module, "B", upper, file)
+            scaling = config.scaling_of(module)
+            shapes = f"{module} {scaling!r} {down.dtype} {tuple(down.shape)} {tuple(up.shape)}"
+            beside.submit(digest.update, shapes.encode())
+            for factor in (down, up):
+                beside.submit(digest.update, factor.view(torch.uint8).numpy().data)
+            updates |= _updates(module, LowRankUpdate(down, up, scaling), model)
     return PeftAdapter(digest.hexdigest()[:16], updates)
 
 
-def _pairs(file: Any, folder: Path) -> dict[str, tuple[Any, Any]]:
-    """Both factors of each module, in the order of their names: as safetensors' slices, not read yet."""
-    found: dict[str, dict[str, Any]] = {}
-    for name in file.keys():  # noqa: SIM118 (not a dict)
+def _pairs(places: Mapping[str, TensorPlace], folder: Path) -> FactorPairs:
+    """Both factors of each module, in the order of their names."""
+    found: dict[str, dict[str, StoredFactor]] = {}
+    for name, place in places.items():
         factor = _FACTOR.fullmatch(name)
         if factor is None:
             what = next((meant for part, meant in _OTHERS.items() if part in name), "it is no factor")
@@ -183,7 +200,7 @@ def _pairs(file: Any, folder: Path) -> dict[str, tuple[Any, Any]]:
         pair = found.setdefault(factor["module"], {})
         if factor["factor"] in pair:
             raise _wrong(f"tensor {name} of {folder} is there by another name, too")
-        pair[factor["factor"]] = file.get_slice(name)
+        pair[factor["factor"]] = StoredFactor(name, place)
     if not found:
         raise _wrong(f"{folder / TENSORS} has no factors (base_model.model.<module>.lora_A.weight)")
     for module, pair in found.items():
@@ -192,25 +209,22 @@ def _pairs(file: Any, folder: Path) -> dict[str, tuple[Any, Any]]:
     return {module: (pair["A"], pair["B"]) for module, pair in sorted(found.items())}
 
 
-def _check_pair(module: str, pair: tuple[Any, Any], rank: int, most: int) -> None:
+def _check_pair(module: str, pair: tuple[StoredFactor, StoredFactor], rank: int, most: int) -> None:
     """Raises InvalidRequest for factors that are none of this rank."""
-    for name, factor, side in zip(("lora_A", "lora_B"), pair, (0, 1), strict=True):
-        shape = tuple(factor.get_shape())
-        if factor.get_dtype() not in _FLOATS:
-            raise _wrong(f"{name} of {module} is stored as {factor.get_dtype()}")
-        if len(shape) != 2 or shape[side] != rank:
-            raise _wrong(f"{name} of {module} is {shape}: no factor of rank {rank}")
+    for name, (_, place), side in zip(("lora_A", "lora_B"), pair, (0, 1), strict=True):
+        if place.dtype not in _FLOATS:
+            raise _wrong(f"{name} of {module} is stored as {place.dtype}")
+        if len(place.shape) != 2 or place.shape[side] != rank:
+            raise _wrong(f"{name} of {module} is {place.shape}: no factor of rank {rank}")
     if rank > most:
         raise _wrong(f"{module} has rank {rank}; {most} is the most (--max-lora-rank)")
 
 
-def _check_matrices(
-    pairs: Mapping[str, tuple[Any, Any]], model: ModelConfig, folder: Path, check: MatrixCheck
-) -> None:
+def _check_matrices(pairs: FactorPairs, model: ModelConfig, folder: Path, check: MatrixCheck) -> None:
     """Raises InvalidRequest for a matrix that several modules update; what `check` raises."""
     seen: set[str] = set()
     for module, pair in pairs.items():
-        down, up = (torch.empty(part.get_shape(), device="meta") for part in pair)
+        down, up = (torch.empty(place.shape, device="meta") for _, place in pair)
         shaped = LowRankUpdate(down, up)
         for name, update in _updates(module, shaped, model).items():
             if name in seen:
@@ -219,9 +233,9 @@ def _check_matrices(
             check(name, (update.stored.shape[0], update.down.shape[1]))
 
 
-def _numbers(module: str, factor: str, stored: Any) -> torch.Tensor:
-    """Reads a factor. Raises InvalidRequest if it holds what is no number."""
-    numbers: torch.Tensor = stored[:].contiguous()
+def _numbers(module: str, factor: str, stored: StoredFactor, file: HostTensors) -> torch.Tensor:
+    """A factor that was read. Raises InvalidRequest if it holds what is no number."""
+    numbers = file.tensor(stored.name)
     if not torch.stack(torch.aminmax(numbers)).isfinite().all():
         raise _wrong(f"lora_{factor} of {module} holds NaN or infinity")
     return numbers

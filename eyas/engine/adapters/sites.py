@@ -194,7 +194,9 @@ class AdapterSites:
             first += count
         _check_finite(numbers)
         gained = {part.name for site in self.sites if site.gain is not None for part in site.parts}
-        lower = {name: update.down for name, update in adapter.updates.items() if name in gained}
+        read = {name: update.down for name, update in adapter.updates.items() if name in gained}
+        own = {down.data_ptr(): down.clone() for down in read.values()}  # several updates may have one
+        lower = {name: own[down.data_ptr()] for name, down in read.items()}
         return PackedAdapter(adapter.id, adapter.rank, folder, numbers, torch.tensor(places), lower)
 
     def renew(self, adapter: PackedAdapter) -> None:
