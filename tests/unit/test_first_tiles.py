@@ -23,7 +23,13 @@ from eyas.engine.kernels.experts import grouped_tiles
 from eyas.engine.kernels.experts.grouped_tiles import GroupedShape
 from eyas.engine.kernels.launch import tile_file
 from eyas.engine.kernels.products import packed_table, skinny
-from eyas.engine.kernels.products.skinny_tiles import MEASURED, ProductShape, tile_for
+from eyas.engine.kernels.products.skinny_tiles import (
+    MEASURED,
+    ProductShape,
+    exact_tile_for,
+    stretches_of,
+    tile_for,
+)
 from eyas.engine.loading.first_tiles import kept, search_first
 from eyas.engine.loading.product_shapes import DenseProduct, ExpertProducts, SearchedProducts
 from eyas.engine.loading.startup import StartPhases
@@ -170,7 +176,6 @@ def test_a_cache_that_cannot_be_written_ends_no_start(
     "changes",
     [
         {"tune_seconds": 0.0},
-        {"deterministic": True},
         {"device": "cpu"},
         {"dtype": "float32"},
         {"attention_backend": "torch"},
@@ -182,15 +187,17 @@ def test_no_search_is_asked_for(tmp_path: Path, changes: dict[str, Any]) -> None
     assert not searches.commands and not (tmp_path / "cache").exists()
 
 
-def test_exact_products_have_the_tiles_of_the_package_alone() -> None:
+def test_exact_products_have_searched_tiles_too_but_for_what_decides_bits() -> None:
     """Bits do not follow what a machine has in its cache; and what the package measured stands above it."""
     new, known = ("linear", 16, 2560, 2560), ("linear", 16, 4096, 4096)
-    tile = tile_for(ProductShape("linear", 16, 2560, 2560, 2560), 2, {})
-    kept(GPU, {new: tile, known: tile}, {}, {new: 1.0, known: 1.0})
-    assert skinny.tiles_of("cuda", exact=False)[new] == tile and new not in skinny.tiles_of(
-        "cuda", exact=True
-    )
-    assert skinny.tiles_of("cuda", exact=False)[known] == MEASURED[known]
+    shape = ProductShape("linear", 16, 2560, 2560, 2560)
+    for split in (1, 4, 8):
+        tile = replace(tile_for(shape, 2, {}), split=split, warps=2, folds=1)
+        kept(GPU, {new: tile, known: tile}, {}, {new: 1.0, known: 1.0})
+        tiles = skinny.tiles_of("cuda")
+        assert tiles[new] == tile and tiles[known] == MEASURED[known]
+        exact = exact_tile_for(shape, 2, tiles)
+        assert (exact.split * exact.folds, exact.warps) == (stretches_of(shape), 2)
 
 
 def test_the_search_fits_its_time() -> None:

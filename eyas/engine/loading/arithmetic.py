@@ -74,7 +74,7 @@ class RankArithmetic:
         os.environ.update(UNSPLIT)
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-        exact = dataclasses.replace(fast, exact=True, tiles=skinny.tiles_of(config.device, True))
+        exact = dataclasses.replace(fast, exact=True)
         return cls(loaded, _judged(exact, loaded), fast)
 
     @property
@@ -210,7 +210,9 @@ def _judged(launch: skinny.ProductLaunch, loaded: EngineSpec) -> skinny.ProductL
         return launch
     launch, ranks = dataclasses.replace(launch, cublas=True), loaded.config.tensor_parallel_size
     if products := products_of(loaded.target, ranks):
-        count = check_tiles(products, launch, measured(loaded.config.device), loaded.placement.dtype)
+        count = check_tiles(
+            products, launch, measured(loaded.config.device, cached=True), loaded.placement.dtype
+        )
         _log.info("arithmetic: exact; %d tiles of grouped products give the same bits here", count)
     scaled = loaded.config.kv_cache_dtype != "auto"
     weights, quantized = weights_of(loaded.target, ranks, scaled=scaled), loaded.target.quantized

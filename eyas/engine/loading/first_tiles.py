@@ -1,8 +1,8 @@
 """Tiles for a model that no table has: searched once on a kind of GPU, before its kernels are compiled.
 
 The search is a process of its own, whose memory is free when weights are loaded, and which takes nothing with
-it. Another worker of this machine waits for it instead of measuring beside it. Exact arithmetic has the
-package's tiles alone.
+it. Another worker of this machine waits for it instead of measuring beside it. Exact arithmetic takes from a
+tile what changes no bit, and its start looks whether that is so.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def kept(
 
 
 def _may_search(config: EngineConfig) -> bool:
-    fast = config.attention_backend == "triton" and not config.deterministic
+    fast = config.attention_backend == "triton"
     whole = config.dtype != "float32" and config.dp_attention == 1 and not config.only_drafts
     return config.device != "cpu" and config.tune_seconds > 0 and fast and whole
 

@@ -82,15 +82,15 @@ class ProductLaunch:
 
     @classmethod
     def on(cls, device: str, pdl: bool, exact: bool = False) -> ProductLaunch:
-        """Allocates the scratch memory on `device`. Exact products know no tiles of this machine's cache."""
+        """Allocates the scratch memory on `device`."""
         partials = torch.empty(MOST_SHARES * MAX_ROWS, dtype=torch.float32, device=device)
         tickets = torch.zeros(MOST_SHARES, dtype=torch.int32, device=device)
-        return cls(partials, tickets, pdl, exact=exact, tiles=tiles_of(device, exact))
+        return cls(partials, tickets, pdl, exact=exact, tiles=tiles_of(device))
 
 
-def tiles_of(device: str, exact: bool) -> Table:
-    """All tiles that were measured; in exact arithmetic those of this package alone."""
-    return {**MEASURED_INT4, **packed_table.measured(device, cached=not exact), **MEASURED}
+def tiles_of(device: str) -> Table:
+    """All tiles that were measured, of this machine's cache too. In exact arithmetic they change no bit."""
+    return {**MEASURED_INT4, **packed_table.measured(device, cached=True), **MEASURED}
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ class LayerContext:
             launch,
             attention,
             angles,
-            measured(device, cached=not launch.exact),
+            measured(device, cached=True),
             vendor.is_there(device),
         )
 
