@@ -222,7 +222,7 @@ def _add_step_tokens(add: Callable[..., argparse.Action]) -> None:
 
 def _add_computing(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("on a GPU")
-    usual = f"{EngineConfig.prefill_attention_backend}; on a GPU flashinfer if it is installed, else triton"
+    usual = f"{EngineConfig.prefill_attention_backend}; on a GPU flashinfer if it is installed, else cudnn"
     for name, rows, default in (
         ("attention", "decoding and verifying", _either("attention_backend")),
         ("prefill-attention", "prompts", usual),

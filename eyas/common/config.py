@@ -189,7 +189,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 _ON_GPU = {
     "dtype": "bfloat16",
     "attention_backend": "triton",
-    "prefill_attention_backend": "flashinfer" if importlib.util.find_spec("flashinfer") else "triton",
+    "prefill_attention_backend": "flashinfer" if importlib.util.find_spec("flashinfer") else "cudnn",
     "num_pages": None,
     "max_running": 256,
     "chunk_tokens": 3072,

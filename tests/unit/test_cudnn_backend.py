@@ -122,3 +122,19 @@ def test_rows_behind_the_end_are_zero() -> None:
 def test_heads_that_cudnn_has_not_are_refused(dtype: torch.dtype, dim: int) -> None:
     with pytest.raises(ConfigError, match="--prefill-attention-backend triton"):
         CudnnAttention(PoolShape(KvFormat(1, 1, dim), 1, PAGE, dtype, "meta"), SCALE)
+
+
+def test_a_start_makes_the_shapes_of_a_long_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its first four chunks: none of them waits for a plan."""
+    monkeypatch.setattr(cudnn_backend, "FEWEST", 16)
+    shape = PoolShape(KvFormat(1, KV, DIM), 40, PAGE)
+    layer, q = torch.randn(40, 2, PAGE, KV, DIM), torch.randn(16, HEADS, DIM)
+    attention = CudnnAttention(shape, SCALE, plain)
+    assert attention.made_up(15) == []
+    for spans in (
+        attention.made_up(16),
+        *([QuerySpan([*range(16)], start, 16)] for start in (0, 16, 32, 48)),
+    ):
+        before, _ = set(SHAPES), attention.plan(spans)
+        attention.run(q, layer, torch.empty_like(q))
+        assert not before or set(SHAPES) == before

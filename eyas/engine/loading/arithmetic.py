@@ -19,7 +19,7 @@ import torch
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.types import KvKind
-from eyas.engine.attention.cudnn_backend import CudnnAttention
+from eyas.engine.attention.cudnn_backend import FEWEST, CudnnAttention
 from eyas.engine.attention.device import row_attention
 from eyas.engine.attention.exact_latents import ExactLatents
 from eyas.engine.attention.exact_rows import ExactAttention
@@ -117,6 +117,8 @@ def prompts_of(loaded: EngineSpec) -> PromptPlan | None:
         return ExpandedPrompts(latents, loaded.with_pages(1).shape(KvKind.TARGET))
     name = config.prefill_attention_backend
     if name not in ("flashinfer", "cudnn") or config.deterministic:
+        return None
+    if name == "cudnn" and config.chunk_tokens < FEWEST:  # the triton kernel is as fast for so few
         return None
     if config.kv_cache_dtype != "auto":
         _log.info("prompts attend by the triton kernel, which alone reads KV in FP8")
