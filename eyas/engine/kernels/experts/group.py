@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from eyas.engine.kernels.experts.group_many import FEWEST, order_many
 from eyas.engine.kernels.experts.grouped_tiles import most_blocks
 from eyas.engine.kernels.experts.row_choice import RowChoice
 from eyas.engine.kernels.launch.launching import after_previous, kernel
@@ -91,6 +92,9 @@ def group(chosen: torch.Tensor, experts: int, rows: int, pdl: bool = False) -> G
     order = torch.empty(count, dtype=torch.int32, device=device)
     most = most_blocks(count, experts, rows)
     blocks = torch.empty(3 * most + 1, dtype=torch.int32, device=device)
+    if count >= FEWEST:
+        order_many(chosen, experts, rows, order, blocks, pdl)
+        return GroupedChoices(order, blocks, rows)
     options = {"PDL": pdl, "num_warps": 4, "launch_pdl": pdl}
     counts, parts = None, max(cdiv(count, _PART), 1)
     sizes = {"EXPERTS": experts, "PART": min(power_of_2(count), _PART)}
