@@ -144,5 +144,7 @@ def test_other_rows_are_refused() -> None:
 
 def test_measured_tiles_fit_as_they_are() -> None:
     for (kind, padded, n, k), tile in MEASURED_INT4.items():
-        shape = ProductShape(kind.removeprefix("int4 "), padded, n, k, span=128 if "qkv" in kind else n)
+        shape = ProductShape(
+            kind.removeprefix("int4 "), padded, n, k, span=128 if kind.endswith(("qkv", "heads")) else n
+        )
         assert packed_tile_for(shape, PackedStep("int4", 64, int4.PARTS, 2), 2) == tile

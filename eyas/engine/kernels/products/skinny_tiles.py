@@ -134,6 +134,16 @@ MEASURED_INT4: Table = {
     ("int4 linear", 32, 4096, 14336): ProductTile(
         columns=64, depth=256, warps=4, stages=4, split=4, ahead=128
     ),
+    ("int4 gated", 64, 28672, 4096): ProductTile(columns=128, depth=256, warps=4, stages=3, ahead=128),
+    ("int4 linear", 64, 4096, 4096): ProductTile(
+        columns=64, depth=256, warps=4, stages=3, split=4, ahead=128
+    ),
+    ("int4 linear", 64, 4096, 14336): ProductTile(
+        columns=64, depth=256, warps=4, stages=3, split=4, ahead=128
+    ),
+    ("int4 heads", 64, 6144, 4096): ProductTile(
+        columns=128, depth=256, warps=8, stages=3, split=2, ahead=128
+    ),
     ("int4 qkv", 16, 6144, 4096): ProductTile(columns=64, depth=256, warps=4, stages=4, split=4, ahead=128),
     ("int4 qkv", 32, 6144, 4096): ProductTile(columns=64, depth=256, warps=4, stages=3, split=4, ahead=64),
 }
