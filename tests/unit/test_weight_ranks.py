@@ -54,6 +54,7 @@ from eyas.engine.parallel.ranks import RankCall, RankChannel
 from tests.unit.attention_ranks_rig import BASE
 from tests.unit.attention_ranks_rig import SIZES as EXPERTS
 from tests.unit.device_ranks_rig import BACKENDS, interpreted_follower, no_group_stays
+from tests.unit.device_ranks_rig import SIZES as MORE_EXPERTS
 from tests.unit.loopback import wait_all
 from tests.unit.test_device_engine import SIZES
 from tests.unit.test_weight_updates import Cluster
@@ -65,8 +66,11 @@ no_group_is_left = pytest.fixture(autouse=True)(no_group_stays)
 
 PATIENCE_S = 120.0
 PROMPTS = [tuple((7 * i + 3 * j) % 16 for j in range(5 + 9 * i)) for i in range(3)]
-TENSOR_PARALLEL = {"tensor_parallel_size": 2, "overlap_schedule": True, **BACKENDS}
-ATTENTION = {"dp_attention": 2}
+KINDS: dict[str, dict[str, Any]] = {
+    "tp": {"tensor_parallel_size": 2, "overlap_schedule": True, **BACKENDS},
+    "dp": {"dp_attention": 2},
+    "dp device": {"dp_attention": 2, "overlap_schedule": True, **BACKENDS},
+}
 
 
 @dataclass
@@ -103,7 +107,7 @@ def rig_of(folder: Path, kind: str) -> Rig:
     if kind == "tp":
         write_tiny_llama(folder / "old", tied=False, **SIZES | {"kv_heads": 2, "vocab": 32})
     else:
-        write_tiny_deepseek(folder / "old", EXPERTS)
+        write_tiny_deepseek(folder / "old", EXPERTS if kind == "dp" else MORE_EXPERTS)
     shutil.copytree(folder / "old", folder / "new")
     stored = load_file(folder / "new" / "model.safetensors")
     chance = torch.Generator().manual_seed(3)
@@ -111,10 +115,10 @@ def rig_of(folder: Path, kind: str) -> Rig:
         if tensor.dim() > 1:
             stored[name] = tensor + 0.5 * tensor.std() * torch.randn(tensor.shape, generator=chance)
     save_file(stored, folder / "new" / "model.safetensors")
-    return Rig(plain, TENSOR_PARALLEL if kind == "tp" else ATTENTION, folder / "new")
+    return Rig(plain, KINDS[kind], folder / "new")
 
 
-@pytest.fixture(params=["dp", pytest.param("tp", marks=pytest.mark.slow)])
+@pytest.fixture(params=["dp", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("tp", "dp device"))])
 def rig(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     monkeypatch.setattr(follower, "main", interpreted_follower)
     return rig_of(tmp_path, request.param)
@@ -177,7 +181,7 @@ def test_memory_of_all_ranks_leaves_and_comes_back(rig: Rig) -> None:
             assert answer.failure is None and answer.outcome is not None, answer.failure
             moved.append({each.tag: each.bytes for each in answer.outcome.moved})
         pools = worker.engine._parts.pools
-        ranks = 2 if "tensor_parallel_size" in rig.ranks else 1  # of a CPU, attention ranks share a pool
+        ranks = 2 if "attention_backend" in rig.ranks else 1  # in plain torch they share a pool
         assert moved[1][MemoryTag.KV_CACHE] >= 0.9 * ranks * sum(pool.shape.nbytes for pool in pools)
         assert rig.tokens(cluster, "b") == before
     finally:
@@ -293,7 +297,25 @@ def _dies_while_it_writes(*args: Any) -> None:
     _own_main(*args)
 
 
+def _writes_nothing(*args: Any) -> None:
+    WeightReplacement.write = lambda *_: None  # type: ignore[method-assign]
+    _own_main(*args)
+
+
 _own_main = attention_ranks._main
+
+
+@pytest.mark.slow
+def test_a_rank_that_keeps_the_old_weights_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The power of the first test."""
+    monkeypatch.setattr(attention_ranks, "_main", _writes_nothing)
+    rig = rig_of(tmp_path, "dp")
+    cluster = rig.start()
+    try:
+        digest = cluster.update(FolderSource(str(rig.new)))
+        assert rig.tokens(cluster, "a", digest) != rig.fresh(str(rig.new))
+    finally:
+        cluster.close()
 
 
 @pytest.mark.slow
