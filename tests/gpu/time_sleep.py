@@ -49,9 +49,10 @@ def main() -> None:
     parser.add_argument("--pool-gib", type=float, default=60.0)
     parser.add_argument("--parts", nargs="+", default=["memory"], choices=["memory", "engine"])
     parser.add_argument("--device", default="cuda", help="of the engine; cpu: a tiny one, to try it")
+    parser.add_argument("--tp", type=int, default=1, help="GPUs that share the engine's model")
     args = parser.parse_args()
     if "engine" in args.parts:
-        engine(args.out, args.device)
+        engine(args.out, args.device, args.tp)
     if "memory" not in args.parts:
         return
     device = torch.device("cuda", 0)
@@ -133,12 +134,14 @@ def pool(out: Path, device: torch.device, size: int) -> None:
     kv.close()
 
 
-def engine(out: Path, device: str) -> None:
+def engine(out: Path, device: str, ranks: int) -> None:
     """Pause, sleep, wake and continue of a whole engine under load."""
     shape = "tiny" if device == "cpu" else "llama-3.1-8b"
     bed = Bed(device, shape, Path("/tmp/eyas-sleep") / shape)
     sizes = {"num_pages": PAGES, "max_running": RUNNING if device != "cpu" else 8, "max_waiting": 1024}
     options = {} if device == "cpu" else {"cuda_graph_bs": GRAPHS, "memory_saver": True}
+    if ranks > 1:
+        options["tensor_parallel_size"] = ranks
     config = bed.config(Way("exact", "chain 3"), **sizes, **options)  # as of tests.gpu.score_campaign
     EngineStart.of(config).wait_for_kernels()
     rig = Engine(config)

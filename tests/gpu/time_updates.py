@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=["plain"], choices=["plain", "chain 3"])
     parser.add_argument("--arithmetic", nargs="+", default=["exact"], choices=["fast", "exact"])
     parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--tp", type=int, default=1, help="GPUs that share the model")
     parser.add_argument("--fresh", action="store_true", help="compare with an engine started on A, too")
     parser.add_argument("--device", default="cuda", help="cpu: interpreted, a tiny shape, to try it")
     args = parser.parse_args()
@@ -68,6 +69,8 @@ def main() -> None:
 def updates(bed: Bed, way: Way, args: argparse.Namespace) -> None:
     """The updates of one engine."""
     options: dict[str, Any] = {} if bed.device == "cpu" else {"cuda_graph_bs": (1, 8), "num_pages": PAGES}
+    if args.tp > 1:
+        options["tensor_parallel_size"] = args.tp
     config = bed.config(way, **options)
     EngineStart.of(config).wait_for_kernels()
     folder = Path(config.model)
@@ -88,7 +91,7 @@ def updates(bed: Bed, way: Way, args: argparse.Namespace) -> None:
         now = answers(rig, bed, digest)
         same = said.setdefault(name, now) == now
         other = all(now != before for which, before in said.items() if which != name)
-        about = {"shape": bed.shape, "way": f"{way.arithmetic} {way.drafts}", "to": name}
+        about = {"shape": bed.shape, "way": f"{way.arithmetic} {way.drafts}", "tp": args.tp, "to": name}
         append_line(args.out, about | line | {"calm_gap_s": calm, "same": same, "other": other})
     rig.close()
     if args.fresh and (way.drafts == "plain" or way.arithmetic == "exact"):
