@@ -16,7 +16,7 @@ from eyas.common.step_times import StepPace, StepTimes, mean_pace
 from eyas.simulator.hardware import WorkerHardware
 from eyas.simulator.worker import SimulatedJob, SimulatedStep, SimulatedWorker
 from eyas.simulator.workload import SimulatedRequest
-from gateway.routing.capacity import RequestMix
+from gateway.routing.capacity import RequestMix, within_reach
 from gateway.routing.placement import (
     AdmissionPreference,
     LatencyTargets,
@@ -261,7 +261,9 @@ class _SimulatedCluster:
         if mix is None or (mix, pace) == self._thought:
             return
         self._thought = mix, pace
-        self._rates = replace(self._rates, times=replace(self._rates.times, pace=pace), answer=mix.output)
+        rates = replace(self._rates, times=replace(self._rates.times, pace=pace), answer=mix.output)
+        rates = replace(rates, targets=self._shape.targets)
+        self._rates = replace(rates, targets=within_reach(mix, len(places), rates))
         preferences = rethink(mix, places, self._rates, self._paces)
         new = [preferences[str(index)] for index in range(len(self._workers))]
         self._played.flips += new != self._preferences

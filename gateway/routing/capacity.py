@@ -9,13 +9,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gateway.routing.placement import MeasuredRates
+from gateway.routing.placement import LatencyTargets, MeasuredRates
 
 TAIL = 0.1
 """The part of the requests that may miss a target."""
 
 LONG = 1.28
 """Standard deviations from the mean of a normal distribution to its TAIL."""
+
+IDLE = 1e-9
+"""The part of the steps' rate at which requests come one by one."""
+
+TTFT_SLACK, TPOT_SLACK = 4.0, 1.5
+"""So many times what a request alone takes is the target where nobody can keep the one that was given: a
+prompt waits for others, a step holds them.
+"""
 
 UNBOUNDED = 1e5
 """More sequences than any worker decodes."""
@@ -53,6 +61,20 @@ class SteadyLatency:
 OVERLOADED = SteadyLatency(math.inf, math.inf)
 
 
+def within_reach(mix: RequestMix, workers: int, rates: MeasuredRates) -> LatencyTargets:
+    """The targets, but for one that not even a request alone keeps: that is a few times what such a request
+    takes. So the other one still tells layouts apart.
+    """
+    rate = IDLE * workers / rates.times.step_s(1, 0)
+    alone = [steady(mix, rate, workers, prefilling, rates) for prefilling in range(workers)]
+    best = LatencyTargets(min(one.ttft_s for one in alone), min(one.tpot_s for one in alone))
+    ttft, tpot = rates.targets.ttft_s, rates.targets.tpot_s
+    return LatencyTargets(
+        ttft if best.ttft_s <= ttft else TTFT_SLACK * best.ttft_s,
+        tpot if best.tpot_s <= tpot else TPOT_SLACK * best.tpot_s,
+    )
+
+
 def capacity(mix: RequestMix, workers: int, prefilling: int, rates: MeasuredRates) -> float:
     """Requests per second within the targets, with `prefilling` of the workers for prompts alone.
 
@@ -64,7 +86,7 @@ def capacity(mix: RequestMix, workers: int, prefilling: int, rates: MeasuredRate
         return outcome.ttft_s <= rates.targets.ttft_s and outcome.tpot_s <= rates.targets.tpot_s
 
     low, high = 0.0, workers / rates.times.step_s(1, 0)
-    if not good(high * 1e-9):
+    if not good(high * IDLE):
         return 0.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2

@@ -23,7 +23,7 @@ from eyas.common.types import Role
 from gateway.backends.delivery import TokenTimes
 from gateway.observe.metrics import PlacementMetrics
 from gateway.routing import router
-from gateway.routing.capacity import RequestMix
+from gateway.routing.capacity import RequestMix, within_reach
 from gateway.routing.ledger import UnderWay
 from gateway.routing.placement import AdmissionPreference, LatencyTargets, MeasuredRates, WorkerPlace, place
 from gateway.routing.preference import FADE, DemandMeter, PaceMemory, preferring, rethink
@@ -85,6 +85,7 @@ class AutoLayout(RequestLayout):
         self._steps, self._tokens = 0.0, 0.0  # fading sums over answers
         self._paces, self._pace = PaceMemory(), StepPace()  # the pace is that of the last look
         self._thought: tuple[RequestMix, StepPace, frozenset[str]] | None = None
+        self._reach: LatencyTargets | None = None  # of a step, of the last thought; None: as they were given
         self._answer = 0.0  # mean steps of an answer, as of the last thought; 0.0: not known
         self.preferences: dict[str, AdmissionPreference] = {}
 
@@ -102,6 +103,7 @@ class AutoLayout(RequestLayout):
         if rates is not None:
             sound = [worker for worker in workers if not worker.broken]
             places = [place_of(worker, self._preference(worker)) for worker in sound]
+            rates = dataclasses.replace(rates, targets=self._within_reach(rates.targets))
             placement = place(prompt, places, rates, _meet(workers))
         if placement is None:
             return router.route(workers)
@@ -150,7 +152,10 @@ class AutoLayout(RequestLayout):
             return
         self._thought, self._answer = (mix, self._pace, names), mix.output
         # It takes long with many workers.
+        reach = await asyncio.to_thread(within_reach, mix, len(workers), rates)
+        rates = dataclasses.replace(rates, targets=reach)
         self._prefer(await asyncio.to_thread(rethink, mix, places, rates, self._paces))
+        self._reach = reach
 
     def _look(self, places: Sequence[WorkerPlace], workers: Sequence[RouterCandidate]) -> None:
         """Takes note of how long steps took."""
@@ -171,6 +176,12 @@ class AutoLayout(RequestLayout):
 
     def _preference(self, worker: RouterCandidate) -> AdmissionPreference:
         return self.preferences.get(worker.info.worker, AdmissionPreference.ANY)
+
+    def _within_reach(self, targets: LatencyTargets) -> LatencyTargets:
+        """The targets of a step, but for one that nobody can keep."""
+        if (reach := self._reach) is None:
+            return targets
+        return LatencyTargets(max(targets.ttft_s, reach.ttft_s), max(targets.tpot_s, reach.tpot_s))
 
     def _rates(self, workers: Sequence[RouterCandidate]) -> MeasuredRates | None:
         """Returns the rates of the median worker of those alike, at the recent pace.

@@ -32,7 +32,10 @@ CHANGE = 0.1
 """A mix that differs from the last reported one by less than this part is reported as that one."""
 
 ENOUGH = 20
-"""Requests, and answers, before there is a mix."""
+"""Requests, or answers, that say whether the load has become another."""
+
+FIRST = 6
+"""Requests, and answers, before there is a mix: until then prompts go beside streams, whatever that costs."""
 
 COUNTING_S = 1.0
 """Requests are counted over this time to see how evenly they come."""
@@ -40,7 +43,7 @@ COUNTING_S = 1.0
 DECAY = 0.96
 """The part of a count's weight that is left after the next one: about the last 25 count."""
 
-COUNTS = 5.0
+COUNTS = 12.0
 """Counts of one kind of load before it is said to come unevenly."""
 
 
@@ -179,7 +182,7 @@ class DemandMeter:
 
     def mix(self) -> RequestMix | None:
         """The mix; None while there were too few requests."""
-        if min(self._prompt.count, self._output.count) < ENOUGH:
+        if min(self._prompt.count, self._output.count) < FIRST:
             return None
         missing = max(self._missing.mean, 1.0)
         new = RequestMix(

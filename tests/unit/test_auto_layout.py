@@ -17,7 +17,7 @@ from gateway.observe.metrics import PlacementMetrics
 from gateway.routing.layouts import AutoLayout, place_of
 from gateway.routing.ledger import InFlightLedger, LegLoad, UnderWay
 from gateway.routing.placement import AdmissionPreference, LatencyTargets, WorkerPlace
-from gateway.routing.preference import ENOUGH
+from gateway.routing.preference import ENOUGH, FIRST
 from gateway.routing.router import RequestRoute, RouterCandidate
 
 RATES = StepRates(example().times, example().budget)
@@ -241,7 +241,7 @@ def thought(world: World) -> dict[str, AdmissionPreference]:
 
 def test_preferences_follow_the_mix_and_wait_for_enough_of_it() -> None:
     world = World()
-    load(world, 8192, ENOUGH - 1)
+    load(world, 8192, FIRST - 1)
     assert thought(world) == {}
     load(world, 8192, 1)
     split = thought(world)
