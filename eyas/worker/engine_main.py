@@ -14,6 +14,7 @@ from typing import NoReturn
 from eyas.common import logging as eyas_logging
 from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError
+from eyas.common.machine.memory import uncollected
 from eyas.common.machine.processes import signal_on_parent_death
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import EngineStopped, WireFailure
@@ -68,7 +69,7 @@ def _run(config: EngineConfig, link: EngineLink) -> None:
         read_ahead(Path(config.model))
     search_first(config, phases)
     start = EngineStart.of(config, phases)
-    with start.phases("import"):
+    with start.phases("import"), uncollected():
         import torch
 
         from eyas.engine.loading.build import build_engine

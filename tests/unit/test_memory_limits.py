@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,7 @@ from eyas.cluster.plan import HostResources, plan
 from eyas.cluster.serve import LocalCluster
 from eyas.common.config import EngineConfig, ServeConfig
 from eyas.common.errors import ConfigError
-from eyas.common.machine.memory import GIB, MemoryBudget, memory
+from eyas.common.machine.memory import GIB, MemoryBudget, memory, uncollected
 from eyas.engine.loading import host_cache
 
 MIB = 2**20
@@ -131,3 +132,13 @@ def test_an_engine_asks_for_the_containers_memory(monkeypatch: pytest.MonkeyPatc
 def test_benchmarks_ask_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fits, "memory", lambda: SMALL)
     assert fits.free_bytes("cpu") == 10 * GIB
+
+
+def test_what_imports_make_is_never_searched() -> None:
+    with uncollected():
+        assert not gc.isenabled()
+        made = [list[int]() for _ in range(1000)]
+    try:
+        assert gc.isenabled() and gc.get_freeze_count() > len(made)
+    finally:
+        gc.unfreeze()

@@ -111,6 +111,19 @@ def keep_all() -> None:
     gc.freeze()
 
 
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """The collector does not run inside, and never looks at what was made there: imports make objects that
+    stay, and searches of them are a sixth of what torch and an engine take to import.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def discard(address: int, size: int, *, shared: bool) -> int:
     """Gives the whole pages of the system within `size` bytes at `address` back: they are zeros when they are
     touched again. Returns how many bytes left.
