@@ -89,9 +89,10 @@ def test_a_row_has_its_bits_alone() -> None:
         assert torch.equal(alone[0], together[row])
 
 
-def test_rows_of_one_adapter_share_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("m", [20, 40])
+def test_rows_of_one_adapter_share_what_they_read(monkeypatch: pytest.MonkeyPatch, m: int) -> None:
     monkeypatch.setattr(updates, "_CHUNK", 32)
-    site, m = Site(torch.float16, 1, 64), 20
+    site = Site(torch.float16, 1, 64)
     x, weight = (
         torch.randn(m, K).half().to(DEVICE),
         torch.zeros(site.n, K, dtype=torch.float16, device=DEVICE),
@@ -100,7 +101,7 @@ def test_rows_of_one_adapter_share_what_they_read(monkeypatch: pytest.MonkeyPatc
     def made(slots: list[int]) -> torch.Tensor:
         rows = torch.tensor(slots, dtype=torch.int32, device=DEVICE)
         added = updates.shrunk(x, rows, site.numbers, PDL)
-        assert len(added.shrunk) == 3
+        assert len(added.shrunk) == (3 if m == 20 else 1)
         out = skinny.empty_padded(m, site.n, like=x)
         launch = skinny.ProductLaunch.on(DEVICE, pdl=PDL)
         skinny.linear(skinny.SkinnyInput(x), weight, out, launch, skinny.LinearEnd(updates=added))
@@ -108,7 +109,7 @@ def test_rows_of_one_adapter_share_what_they_read(monkeypatch: pytest.MonkeyPatc
 
     slots = _slots(m)
     together, expected = made(slots), site.expected(x, slots)
-    torch.testing.assert_close(together.double(), expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(together.double(), expected, rtol=1e-3, atol=1e-3 if m == 20 else 1e-2)
     torch.testing.assert_close(_added(site, x, slots).double(), expected, rtol=2e-5, atol=2e-5)
     other = made([slots[row] if row % 5 == 2 else 2 for row in range(m)])
     assert torch.equal(other[2::5], together[2::5]) and not torch.equal(other, together)

@@ -34,12 +34,14 @@ from eyas.engine.kernels.products.rope_store import (
 from eyas.engine.kernels.products.updates import (
     FACTOR_LINE,
     GRAIN,
+    TILED,
     call_uppers,
     lowers_of,
     own_factors,
     updates_of,
     uppers_of,
     with_ranks,
+    with_tiles,
 )
 
 SUMS_WIDTH = tl.constexpr(128)
@@ -146,9 +148,14 @@ class ProductPlan:
         return self.exact and self.rows == SUMS_WIDTH.value and 0 < self.slots <= _MOST_PARTS
 
     @property
+    def tiled(self) -> bool:
+        """True if what adapters add is multiplied by tiles of rows, by the matrix unit."""
+        return self.rows > TILED.value and not self.exact
+
+    @property
     def early(self) -> int:
         """Ranks of adapters' upper factors that wait in registers."""
-        return 0 if self.split > 1 or self.mixed else self.late
+        return 0 if self.split > 1 or self.mixed or self.tiled else self.late
 
     @property
     def late(self) -> int:
@@ -426,7 +433,7 @@ def _lowers(updates, uppers, row, m, part, plan: tl.constexpr):
     first.
     """
     made = ()
-    if plan.updated > 0 and plan.chunks == 1 and not plan.mixed:
+    if plan.updated > 0 and plan.chunks == 1 and not (plan.mixed or plan.tiled):
         made = lowers_of(updates, uppers[0], 0, row, m, part, plan.updated, plan.ranks, plan.chunks)
     return made
 
@@ -434,7 +441,7 @@ def _lowers(updates, uppers, row, m, part, plan: tl.constexpr):
 @triton.jit
 def _updated(y, updates, uppers, lowers, row, m, column, part, dtype: tl.constexpr, plan: tl.constexpr):
     """A product plus what adapters add to it, before the rows' norm scales both."""
-    if plan.mixed:
+    if plan.mixed and not plan.tiled:
         added = updates_of(
             updates, row, m, column, part, plan.k, plan.n, plan.updated, plan.ranks, plan.stride, plan.chunks
         )
@@ -445,10 +452,23 @@ def _updated(y, updates, uppers, lowers, row, m, column, part, dtype: tl.constex
 
 @triton.jit
 def _added(updates, uppers, lowers, row, m, column, part, plan: tl.constexpr):
-    """What adapters add to columns of one part: float32 [rows, columns]."""
+    """What adapters add to columns: float32 [rows, columns]. `part`: as of `updates_of`."""
+    sums = tl.zeros((row.shape[0], column.shape[0]), tl.float32)
+    if plan.tiled:
+        parts = tl.reshape(tl.zeros((1, column.shape[0]), tl.int32) + part, (column.shape[0],))
+        sums = with_tiles(
+            sums, updates, row, m, column, parts, plan.k, plan.n, plan.updated, plan.ranks, plan.stride
+        )
+    else:
+        sums = _by_ranks(sums, updates, uppers, lowers, row, m, column, part, plan)
+    return sums
+
+
+@triton.jit
+def _by_ranks(sums, updates, uppers, lowers, row, m, column, part, plan: tl.constexpr):
+    """The sums plus what adapters add to columns of one part, rank by rank."""
     rank, upper = uppers[0]
     own = (tl.where(row < m, rank, 0), upper)
-    sums = tl.zeros((row.shape[0], column.shape[0]), tl.float32)
     if plan.chunks > 1:
         lowers = lowers_of(updates, own, 0, row, m, part, plan.updated, plan.ranks, plan.chunks)
     sums = with_ranks(sums, updates, own, 0, lowers, uppers[1], column, plan.early, plan.late, plan.n)

@@ -4,7 +4,7 @@
 upper factors times that (`with_ranks`), or `add` does where the product is a library's. Each row reads its
 own adapter's factors and adds up in an order of its own, so its bits do not depend on what other rows have.
 In fast arithmetic rows of one adapter share what they read (`_shrink_shared`), and many rows are multiplied
-by tiles (`_shrink_tiles`, `_with_tiles`).
+by tiles (`_shrink_tiles`, `with_tiles`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
 
 MANY = 128
 """From more rows on tiles of them share the factors that they read."""
+TILED = tl.constexpr(32)
+"""From more rows on a product adds by tiles of them."""
 _FEW = 4  # rows, of which each product has a program for each row of the lower factor
 _FOUR_WARPS = 8192  # columns of that at most
 _EACH = 4  # rows of the lower factor of a program in exact arithmetic, and in 32 bits
 _COLUMNS, _TILE, _DEPTH = 1024, 64, 64
 _CHUNK, _CHUNKS = 256, 28  # of k: columns of one, and how many at most, where rows share factors
-_BLOCK, _TURNS = 16, 8  # rows that share them, and programs that divide the slots of these
+_BLOCK, _TURNS = 16, 16  # rows that share them, and programs that divide the slots of these
 FACTOR_LINE = tl.constexpr(64)
 """Elements of two bytes in a line of memory."""
 _ADD_ROWS, _ADD_COLUMNS = 16, 128
@@ -88,7 +90,7 @@ def shrunk(
 ) -> RowUpdates:
     """Rows x [m, k], contiguous, times the lower factors of their slots int32 [m]."""
     m, k = x.shape
-    shared = _FEW < m <= MANY and not exact and x.element_size() == 2
+    shared = _FEW < m <= TILED.value and not exact and x.element_size() == 2
     chunk = cdiv(cdiv(k, _CHUNKS), _CHUNK) * _CHUNK if shared else k
     out = x.new_empty(cdiv(k, chunk), m, site.parts, site.ranks, dtype=torch.float32)
     args, sizes = (x, out, slots, site.numbers, site.places), {"K": k} | site.sizes
@@ -278,19 +280,19 @@ def _add(
     part, updates = tl.load(part_of + column), (shrunk, slots, numbers, places)
     y = tl.load(place, mask=here, other=0.0).to(tl.float32)
     if TILES:
-        y = _with_tiles(y, updates, row, m, column, part, K, N, PARTS, RANKS, STRIDE)
+        y = with_tiles(y, updates, row, m, column, part, K, N, PARTS, RANKS, STRIDE)
     else:
         y += updates_of(updates, row, m, column, part[None, :], K, N, PARTS, RANKS, STRIDE, CHUNKS)
     tl.store(place, y.to(made.dtype.element_ty), mask=here)
 
 
 @triton.jit
-def _with_tiles(
+def with_tiles(
     y, updates, row, m, column, part,
     K: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
     """y plus what `updates_of` has, by a product for each slot that any of the rows has, and each part of
-    the columns.
+    the columns: `part`, of each column. Rows are not over chunks.
     """
     shrunk, slots, numbers, places = updates
     ranks, own = tl.arange(0, GRAIN), tl.load(slots + row, mask=row < m, other=0)
