@@ -26,6 +26,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,11 @@ class Timed(Engine):
             return load.count * (load.prompt + load.answer) / (time.perf_counter() - began)
         spans = [self._last[name] - first for name, first in self._first.items()]
         return 1e3 * statistics.median(spans) / (load.answer - 1)
+
+    def apart_ms(self) -> list[float]:
+        """Between the first tokens of the last load."""
+        times = sorted(self._first.values())
+        return [round(1e3 * (after - before), 2) for before, after in pairwise(times)]
 
 
 def config_of(bed: Bed, way: Way, prompts: str) -> EngineConfig:

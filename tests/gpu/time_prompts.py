@@ -4,10 +4,10 @@
 
 Dummy weights, uniform routing; `rank8` is one rank of eight of DeepSeek-V3. A way of a shape is an engine in
 a process of its own, whose kernels are compiled before, all side by side. Prompts of --rows tokens follow
-each other, each a step of its own: tokens per second; the floor, operations of products over the rate of a
-product of 8,192 cubed on this machine, in bf16 or in FP8 blocks, and of attention over 551 TFLOP/s
-(FlashAttention 3 on an H200); then the kernels by the time that they take of a layer. A line of JSON is in
-FILE as soon as it is known.
+each other, each a step of its own unless steps have more rows: tokens per second; the floor, operations of
+products over the rate of a product of 8,192 cubed on this machine, in bf16 or in FP8 blocks, and of attention
+over 551 TFLOP/s (FlashAttention 3 on an H200); then the kernels by the time that they take of a layer. A line
+of JSON is in FILE as soon as it is known.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from tests.gpu.time_shapes import Shape, most_time, written
 ATTENTION_FLOPS = 551e12
 SIDE = 8192  # of the product whose rate the floors take
 WAYS = ("fast", "exact")
+AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -91,16 +92,36 @@ def _rank() -> Prompted:
 SHAPES = {"8b": _llama("dense"), "8b-fp8": _llama("fp8"), "rank8": _rank()}
 
 
+def idle(seen: profile) -> Iterator[dict[str, Any]]:
+    """From the first launch to the last, how long the GPU did nothing; and its longest pauses."""
+    events = [event for event in seen.events() if str(event.device_type).endswith("CUDA")]
+    events.sort(key=lambda event: event.time_range.start)
+    pauses, last = [], events[0]
+    for event in events[1:]:
+        pauses.append((event.time_range.start - last.time_range.end, last.name[:40], event.name[:40]))
+        last = max(last, event, key=lambda each: each.time_range.end)
+    waited = sum(max(us, 0) for us, *_ in pauses)
+    span = last.time_range.end - events[0].time_range.start
+    yield {"first to last ms": round(span / 1e3, 2), "idle ms": round(waited / 1e3, 2)}
+    for us, before, after in sorted(pauses, reverse=True)[:6]:
+        yield {"idle us": round(us, 1), "behind": before, "before": after}
+
+
 def config_of(args: argparse.Namespace, way: str, folder: str) -> EngineConfig:
     """Of one engine. On a CPU plain torch, which is always exact."""
     options: dict[str, Any] = {}
     if args.device != "cpu":
-        options = {"prefill_attention_backend": "triton", "uniform_experts": True, "cuda_graph_bs": (1, 4)}
+        options = {
+            "prefill_attention_backend": args.prompts,
+            "uniform_experts": True,
+            "cuda_graph_bs": (1, AT_ONCE),
+        }
         options |= {"deterministic": way == "exact"}
+    chunk, pages = args.chunk or args.rows, (AT_ONCE + 2) * (args.rows // 16 + 2)
     return resolve_engine(
         args.device, model=folder, draft=None, load_format="dummy", worker="unified", transfer="none",
-        context_length=args.rows + 64, chunk_tokens=args.rows, max_running=4, mixed_tokens=0,
-        num_pages=6 * args.rows // 16 + 64, **options,
+        context_length=args.rows + 64, chunk_tokens=chunk, max_running=AT_ONCE, mixed_tokens=0,
+        num_pages=pages, **options,
     )  # fmt: skip
 
 
@@ -128,19 +149,28 @@ def measure(args: argparse.Namespace) -> None:
     rate = flops(shape.fp8) if on_gpu else 1e12
     engine = Timed(config)
     say(args.out, about | {"ready s": round(time.monotonic() - began, 1), "TFLOP/s": round(rate / 1e12)})
-    load = Load("prompts", args.rows, 1, args.count, min(4, args.count), per_second=True)
+    load = Load("prompts", args.rows, 1, args.count, min(AT_ONCE, args.count), per_second=True)
     first, figure = (round(engine.measured(load, seed), 1) for seed in (1, 2))
+    apart = engine.apart_ms()
     layers = args.layers or shape.layers
     floors = shape.floor_ms(args.rows, layers, rate)
     ms = 1e3 * (args.rows + 1) / figure
-    line = {"rows": args.rows, "layers": layers, "tokens/s": figure, "the first time": first}
+    line = {
+        "rows": args.rows,
+        "chunk": args.chunk or args.rows,
+        "layers": layers,
+        "tokens/s": figure,
+        "the first time": first,
+    }
     line |= {"ms": round(ms, 2), "us per layer": round(1e3 * ms / layers, 1)}
     line |= {"floor ms": [round(floor, 2) for floor in floors], "share": round(sum(floors) / ms, 3)}
-    say(args.out, about | line)
+    say(args.out, about | line | {"ms between first tokens": apart})
     if on_gpu and not args.bare:
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
-            engine.measured(Load("profiled", args.rows, 1, 2, 2, per_second=True), 3)
-        for line in most_time(seen, 2 * layers):  # of a layer, in the mean
+            engine.measured(Load("profiled", args.rows, 1, 4, 4, per_second=True), 3)
+        for line in idle(seen):
+            say(args.out, about | line)
+        for line in most_time(seen, 4 * layers):  # of a layer, in the mean
             say(args.out, about | line)
     sys.stdout.flush()
     os._exit(0)
@@ -149,6 +179,7 @@ def measure(args: argparse.Namespace) -> None:
 def command(args: argparse.Namespace, shape: str, way: str, folder: str) -> list[str]:
     words = [sys.executable, "-m", "tests.gpu.time_prompts", "--out", str(args.out), "--folder", folder]
     words += ["--shapes", shape, "--ways", way, "--device", args.device, "--rows", str(args.rows)]
+    words += ["--chunk", str(args.chunk), "--prompts", args.prompts]
     return [*words, "--layers", str(args.layers), "--count", str(args.count), *["--bare"] * args.bare]
 
 
@@ -158,8 +189,10 @@ def main() -> int:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=["fast"])
     parser.add_argument("--rows", type=int, default=4096, help="of a prompt (%(default)d)")
+    parser.add_argument("--chunk", type=int, default=0, help="rows of a step (0: those of a prompt)")
     parser.add_argument("--count", type=int, default=12, help="prompts that are timed (%(default)d)")
     parser.add_argument("--layers", type=int, default=0, help="of a model (0: all)")
+    parser.add_argument("--prompts", choices=("triton", "cudnn", "flashinfer"), default="triton")
     parser.add_argument("--bare", action="store_true", help="no profile")
     parser.add_argument("--seconds", type=float, default=150.0, help="for everything (%(default)g)")
     parser.add_argument("--device", default="cuda", help="cpu: plain torch, to try the script")

@@ -71,7 +71,7 @@ def every_attention(kv: PagedKv) -> None:
     angles, made = empty(8, ROTATED // 2, dtype=torch.float32), empty(512, 16, 128)
     expanded = ExpandedRows(made, made, empty(512, LATENT + ROTATED))
     rotation, q = RotaryInput(angles, angles, int32(256)), empty(256, 16 * (PLAIN + ROTATED))
-    attend_expanded(q, expanded, int32(4, 4), rotation, 0.1)
+    attend_expanded(q, expanded, int32(4, 4), rotation, 0.1, empty(256, 16 * VALUE))
 
 
 def rows() -> None:

@@ -34,6 +34,8 @@ SPEC = LatentSpec(
     plain_dim=PLAIN,
     value_dim=VALUE,
 )
+WHOLE = dataclasses.replace(SPEC, head_dim=LATENT + 32, plain_dim=32, value_dim=16)
+"""Sides that are powers of two: blocks of keys come by the tensor memory accelerator."""
 SHAPE = PoolShape(KvFormat(1, 1, LATENT + ROTATED, LATENT), PAGES, PAGE)
 CHUNKS = ((0, 150), (37, 20), (130, 140), (5, 1))
 """Rows before a chunk and in it: tiles of 128 that are whole, and that are not."""
@@ -42,10 +44,12 @@ CHUNKS = ((0, 150), (37, 20), (130, 140), (5, 1))
 class Scene:
     """A round of two sequences, then chunks, over latents; rows that nothing wrote are NaN."""
 
-    def __init__(self) -> None:
+    def __init__(self, spec: LatentSpec = SPEC) -> None:
         torch.set_num_threads(1)  # many test processes share the cores
+        rotated, plain = spec.head_dim - LATENT, spec.plain_dim
+        self.spec, self.shape = spec, PoolShape(KvFormat(1, 1, spec.head_dim, LATENT), PAGES, PAGE)
         self.random = torch.Generator().manual_seed(3)
-        self.layer = torch.full((PAGES, 1, PAGE, 1, LATENT + ROTATED), float("nan"))
+        self.layer = torch.full((PAGES, 1, PAGE, 1, spec.head_dim), float("nan"))
         self.layer[0] = 0.0
         self.tables = torch.zeros(7, 40, dtype=torch.int32)
         free = (torch.randperm(PAGES - 1, generator=self.random) + 1).tolist()
@@ -54,7 +58,7 @@ class Scene:
             pages, free = free[: -(-(start + count) // PAGE)], free[-(-(start + count) // PAGE) :]
             self.tables[slot, : len(pages)] = torch.tensor(pages)
             for row in range(start + count):
-                self.layer[pages[row // PAGE], 0, row % PAGE, 0] = self.normal(LATENT + ROTATED)
+                self.layer[pages[row // PAGE], 0, row % PAGE, 0] = self.normal(spec.head_dim)
             if slot > 1:
                 self.spans.append(QuerySpan(pages, start, count))
                 tiles += [(slot, first + i, start + i, min(most, count - i)) for i in range(0, count, most)]
@@ -63,17 +67,17 @@ class Scene:
         positions = [20, 33] + [s.start + i for s in self.spans for i in range(s.count)]
         kept = torch.full((len(positions),), -1, dtype=torch.int32)
         self.rows = ForwardRows(kept, int32(*positions), kept, rounds, torch.tensor(tiles, dtype=torch.int32))
-        angles = torch.outer(torch.arange(300.0), 0.4 ** torch.arange(ROTATED // 2))
+        angles = torch.outer(torch.arange(300.0), 0.4 ** torch.arange(rotated // 2))
         rotation = RotaryInput(angles.cos(), angles.sin(), self.rows.positions)
-        factors = {"keys": self.normal(HEADS, PLAIN, LATENT), "values": self.normal(HEADS, VALUE, LATENT)}
-        self.heads = LatentHeads(SPEC.scale, rotation=rotation, **factors)
-        self.q = self.normal(len(positions), HEADS * (PLAIN + ROTATED) + 5)[:, :-5]
+        keys, values = (self.normal(HEADS, size, LATENT) for size in (plain, spec.value_dim))
+        self.heads = LatentHeads(spec.scale, rotation=rotation, keys=keys, values=values)
+        self.q = self.normal(len(positions), HEADS * (plain + rotated) + 5)[:, :-5]
 
     def normal(self, *sizes: int) -> torch.Tensor:
         return torch.randn(sizes, generator=self.random)
 
     def attended(self, prompts: ExpandedPrompts | None = None, **rows: Any) -> torch.Tensor:
-        attention = PagedLatents(self.tables, HEADS, SHAPE, RowLimits(2, 1), pdl=False, prompts=prompts)
+        attention = PagedLatents(self.tables, HEADS, self.shape, RowLimits(2, 1), pdl=False, prompts=prompts)
         return attention(self.q, self.layer, dataclasses.replace(self.rows, **rows), self.heads)
 
 
@@ -81,23 +85,33 @@ def int32(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def planned(spans: list[QuerySpan], monkeypatch: pytest.MonkeyPatch) -> ExpandedPrompts:
+def planned(
+    spans: list[QuerySpan], monkeypatch: pytest.MonkeyPatch, spec: LatentSpec = SPEC
+) -> ExpandedPrompts:
     """Whether it pays or not."""
     monkeypatch.setattr(ExpandedPrompts, "pays", lambda self, spans: True)
-    prompts = ExpandedPrompts(SPEC, SHAPE)
+    prompts = ExpandedPrompts(spec, dataclasses.replace(SHAPE, format=KvFormat(1, 1, spec.head_dim, LATENT)))
     assert prompts.plan(spans)
     return prompts
 
 
-def test_it_is_the_absorbed_form(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("spec", [SPEC, WHOLE])
+def test_it_is_the_absorbed_form(monkeypatch: pytest.MonkeyPatch, spec: LatentSpec) -> None:
     """Beside rounds, whose rows go their own way."""
-    scene = Scene()
+    scene = Scene(spec)
     absorbed = scene.attended()
-    expanded = scene.attended(planned(scene.spans, monkeypatch), planned=True)
+    expanded = scene.attended(planned(scene.spans, monkeypatch, spec), planned=True)
     assert absorbed.isfinite().all() and (expanded - absorbed).abs().max() < 2e-4
     assert torch.equal(expanded[:2], absorbed[:2])
-    again = scene.attended(planned(scene.spans, monkeypatch), planned=False)
+    again = scene.attended(planned(scene.spans, monkeypatch, spec), planned=False)
     assert torch.equal(again, absorbed), "what was not planned is not expanded"
+    if spec is WHOLE:  # rows behind the planned ones are zeros; and a mutation is seen
+        fewer = scene.attended(planned(scene.spans[:-1], monkeypatch, spec), planned=True)
+        assert torch.equal(fewer[:-1], expanded[:-1]) and not fewer[-1].any()
+        scene.layer[scene.spans[1].pages[0], 0, 3] += 1.0  # a row of a whole block
+        assert (
+            scene.attended(planned(scene.spans, monkeypatch, spec), planned=True) - absorbed
+        ).abs().max() > 1e-2
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ class PagedLatents:
         count = sum(group.rows for group in rows.groups)
         out = empty_padded(q.shape[0], scores.values.shape[0] * scores.values.shape[1], like=q)
         if self._prompts is not None and rows.planned and rows.firsts is None:
-            out[count:] = self._prompts.run(q[count:], layer, scores, count)
+            self._prompts.run(q[count:], layer, scores, count, out[count:])
             if count:
                 self._absorbed(q[:count], layer, replace(rows, tiles=None), scores, out)
         else:

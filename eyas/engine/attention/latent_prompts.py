@@ -32,6 +32,7 @@ class ExpandedPrompts:
         self._spec, self._shape = spec, shape
         self._pages = torch.empty(0, dtype=torch.int32, device=shape.device)
         self._tiles = torch.empty(0, 4, dtype=torch.int32, device=shape.device)
+        self._planned = 0
 
     def plan(self, spans: Sequence[QuerySpan]) -> bool:
         """Lays out a step with the prompt rows of `spans`, in order.
@@ -46,6 +47,7 @@ class ExpandedPrompts:
             for span, query, page in zip(spans, lists.queries, lists.first_page, strict=False)
             for i in range(0, span.count, TILE)
         ]
+        self._planned = sum(span.count for span in spans)
         self._pages = self._sent(lists.pages)
         self._tiles = self._sent(np.array(tiles[::-1], np.int32))  # those with most keys begin first
         return True
@@ -64,16 +66,21 @@ class ExpandedPrompts:
         room = rows * spec.num_heads * made * max(self._shape.dtype.itemsize, 2) <= MOST_BYTES
         return room and expanded < pairs * (2 * spec.kv_rank + spec.rotated_dim)
 
-    def run(self, q: torch.Tensor, layer: torch.Tensor, heads: LatentHeads, first: int) -> torch.Tensor:
+    def run(
+        self, q: torch.Tensor, layer: torch.Tensor, heads: LatentHeads, first: int, out: torch.Tensor
+    ) -> None:
         """q [C, heads * (plain + rotated)] of the planned rows over [pages, 1, page_size, 1, width], where
-        their own rows are already -> [C, heads * value]. `first`: the first of them among the forward's.
+        their own rows are already -> out [C, heads * value]. `first`: the first of them among the forward's.
+        Rows behind the planned ones are zeros.
         """
         rows = rows_at(layer[:, 0, :, 0], self._pages, q.dtype).flatten(0, 1)
         latents, count = rows[:, : self._spec.kv_rank], self._spec.num_heads
         keys = torch.mm(latents, heads.keys.flatten(0, 1).t()).view(rows.shape[0], count, -1)
         values = torch.mm(latents, heads.values.flatten(0, 1).t()).view(rows.shape[0], count, -1)
         rotation = heads.turned(slice(first, None))
-        return attend_expanded(q, ExpandedRows(keys, values, rows), self._tiles, rotation, heads.factor)
+        attend_expanded(q, ExpandedRows(keys, values, rows), self._tiles, rotation, heads.factor, out)
+        if self._planned < out.shape[0]:
+            out[self._planned :].zero_()
 
     def _sent(self, array: np.ndarray) -> torch.Tensor:
         """Copies an array to the device, from pinned memory: copies from plain memory would wait for the

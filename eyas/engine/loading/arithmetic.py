@@ -26,6 +26,7 @@ from eyas.engine.attention.exact_rows import ExactAttention
 from eyas.engine.attention.latent_prompts import ExpandedPrompts
 from eyas.engine.attention.prompts import PlannedAttention, PromptAttention, PromptPlan
 from eyas.engine.attention.rows import RowLimits
+from eyas.engine.attention.side_by_side import SideBySideAttention
 from eyas.engine.batch.tables import SlotTables
 from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, ModelConfig
 from eyas.engine.checkpoint.packed import PackedConfig
@@ -105,7 +106,8 @@ class RankArithmetic:
 
 def prompts_of(loaded: EngineSpec) -> PromptPlan | None:
     """The prompt attention: for latents the expanded form, but in exact arithmetic. Else cuDNN or FA3, if it
-    is requested: the build of FA3's kernels begins here and goes on behind everything else.
+    is requested: the build of FA3's kernels begins here and goes on behind everything else. Else, of long
+    chunks, rows that are read side by side.
 
     A model, or a layer, that it has no template for is served all the same, as the log says.
     """
@@ -115,8 +117,8 @@ def prompts_of(loaded: EngineSpec) -> PromptPlan | None:
         if config.deterministic:
             return None
         return ExpandedPrompts(latents, loaded.with_pages(1).shape(KvKind.TARGET))
-    name = config.prefill_attention_backend
-    if name not in ("flashinfer", "cudnn") or config.deterministic:
+    name, shape = config.prefill_attention_backend, loaded.with_pages(1).shape(KvKind.TARGET)
+    if config.deterministic or (name == "triton" and not SideBySideAttention.takes(shape)):
         return None
     if name == "cudnn" and config.chunk_tokens < FEWEST:  # the triton kernel is as fast for so few
         return None
@@ -136,8 +138,8 @@ def prompts_of(loaded: EngineSpec) -> PromptPlan | None:
         _log.info(text, others, len(rules))
     if plain is None:
         return None
-    shape = loaded.with_pages(1).shape(KvKind.TARGET)
-    made: Callable[[], PlannedAttention] = partial(CudnnAttention, shape, plain.scale)
+    kind = CudnnAttention if name == "cudnn" else SideBySideAttention
+    made: Callable[[], PlannedAttention] = partial(kind, shape, plain.scale)
     if name == "flashinfer":
         made = _flashinfer(target.num_heads, shape, plain.scale)
     try:

@@ -57,7 +57,7 @@ def launches(config: EngineConfig) -> None:
     """Launches what an engine with `config`, for a GPU, may launch; its pages do not matter."""
     nowhere = dataclasses.replace(config, device="meta", num_pages=1)
     unread = MetaSpec.of(nowhere)
-    warmed = unread.target.kv_format.latent or config.prefill_attention_backend == "cudnn"
+    warmed = unread.target.kv_format.latent or config.prefill_attention_backend != "flashinfer"
     prompts = prompts_of(unread) if warmed else None
     loaded, state = build_state(unread, _AbsentGroup(config.device_ranks), StartPhases(), prompts)
     _keep_one_of_each(state.model)

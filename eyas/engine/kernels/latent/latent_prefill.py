@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.sizes import power_of_2
@@ -37,19 +38,31 @@ class ExpandedRows:
 
 
 def attend_expanded(
-    q: torch.Tensor, expanded: ExpandedRows, tiles: torch.Tensor, rotation: RotaryInput, scale: float
-) -> torch.Tensor:
-    """softmax(scale q k) v of q [C, heads * (plain + rotated)], strided by row at most -> [C, heads * value].
+    q: torch.Tensor,
+    expanded: ExpandedRows,
+    tiles: torch.Tensor,
+    rotation: RotaryInput,
+    scale: float,
+    out: torch.Tensor,
+) -> None:
+    """softmax(scale q k) v of q [C, heads * (plain + rotated)], strided by row at most -> out [C, heads *
+    value].
 
     The rotated elements of q are rotated here, i with i + rotated / 2. tiles int32 [T, 4]: (first row within
     q, count <= TILE, its first row's number in its sequence, where that begins in `expanded`). A query sees
-    its sequence's rows up to its own; rows that no tile names are zeros.
+    its sequence's rows up to its own; rows that no tile names are not written.
     """
     (_, heads, plain), value = expanded.keys.shape, expanded.values.shape[2]
     half = (q.shape[1] // heads - plain) // 2
-    out = q.new_zeros(q.shape[0], heads * value)
+    whole = all(size == max(16, power_of_2(size)) for size in (plain, value, half))
+    parts = expanded.keys.flatten(1), expanded.values.flatten(1), expanded.rows
+    widths = plain, value, 2 * half
+    described = [
+        TensorDescriptor(part, list(part.shape), [part.stride(0), 1], [_KEYS, width]) if whole else part
+        for part, width in zip(parts, widths, strict=True)
+    ]
     _attend_expanded[(heads, tiles.shape[0])](
-        *(q, q.stride(0), expanded.keys, expanded.values, expanded.rows, tiles),
+        *(q, q.stride(0), *parts, *described, tiles),
         *(rotation.cos, rotation.sin, rotation.positions, out, scale),
         HEADS=heads,
         PLAIN=plain,
@@ -61,18 +74,19 @@ def attend_expanded(
         HALF_BLOCK=max(16, half),
         ROWS=TILE,
         KEYS=_KEYS,
+        WHOLE=whole,
         num_warps=8,
         num_stages=3,
     )
-    return out
 
 
 @kernel(do_not_specialize=["tiles", "positions"])
 def _attend_expanded(
-    q, q_stride, keys, values, rows, tiles, cos, sin, positions, out, scale,
+    q, q_stride, keys, values, rows, key_tiles, value_tiles, row_tiles, tiles, cos, sin, positions, out,
+    scale,
     HEADS: tl.constexpr, PLAIN: tl.constexpr, VALUE: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr,
     PLAIN_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
+    KEYS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Grid (heads, T)."""
     head = tl.program_id(0)
@@ -90,7 +104,8 @@ def _attend_expanded(
     angle = tl.load(positions + first + row, mask=row < count, other=0).to(tl.int64)[:, None] * HALF + half
     c, s = tl.load(cos + angle, mask=there, other=1.0), tl.load(sin + angle, mask=there, other=0.0)
     q_low, q_high = rotated(low, high, c, s)
-    q_low, q_high = q_low.to(q_plain.dtype), q_high.to(q_plain.dtype)
+    q_turned = tl.reshape(tl.permute(tl.join(q_low, q_high), (0, 2, 1)), (ROWS, 2 * HALF_BLOCK))
+    q_turned = q_turned.to(q_plain.dtype)
     keys += begin * (HEADS * PLAIN) + head * PLAIN
     values += begin * (HEADS * VALUE) + head * VALUE
     rows += begin * WIDTH + (WIDTH - 2 * HALF)
@@ -98,12 +113,18 @@ def _attend_expanded(
     total = tl.full([ROWS], 0.0, tl.float32)
     acc = tl.full([ROWS, VALUE_BLOCK], 0.0, tl.float32)
     whole = start // KEYS * KEYS
+    if WHOLE:
+        peak, total, acc = _whole_blocks(
+            q_plain, q_turned, key_tiles, value_tiles, row_tiles, begin.to(tl.int32), head, whole, scale,
+            peak, total, acc, PLAIN, VALUE, WIDTH - 2 * HALF, KEYS,
+        )  # fmt: skip
+    else:
+        peak, total, acc = _blocks(
+            q_plain, q_turned, keys, values, rows, start, 0, whole, start + count, scale, peak, total, acc,
+            HEADS, PLAIN, VALUE, WIDTH, HALF, PLAIN_BLOCK, VALUE_BLOCK, HALF_BLOCK, ROWS, KEYS, False,
+        )  # fmt: skip
     peak, total, acc = _blocks(
-        q_plain, q_low, q_high, keys, values, rows, start, 0, whole, start + count, scale, peak, total, acc,
-        HEADS, PLAIN, VALUE, WIDTH, HALF, PLAIN_BLOCK, VALUE_BLOCK, HALF_BLOCK, ROWS, KEYS, False,
-    )  # fmt: skip
-    peak, total, acc = _blocks(
-        q_plain, q_low, q_high, keys, values, rows, start, whole, start + count, start + count, scale,
+        q_plain, q_turned, keys, values, rows, start, whole, start + count, start + count, scale,
         peak, total, acc,
         HEADS, PLAIN, VALUE, WIDTH, HALF, PLAIN_BLOCK, VALUE_BLOCK, HALF_BLOCK, ROWS, KEYS, True,
     )  # fmt: skip
@@ -113,14 +134,43 @@ def _attend_expanded(
 
 
 @triton.jit
+def _whole_blocks(
+    q_plain, q_turned, keys, values, rows, begin, head, last, scale, peak, total, acc,
+    PLAIN: tl.constexpr, VALUE: tl.constexpr, TURNED: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Keys 0 .. last - 1, which every query sees, in whole blocks, by the tensor memory accelerator."""
+    for block in range(0, last, KEYS):
+        k = keys.load([begin + block, head * PLAIN])
+        turned = rows.load([begin + block, TURNED])
+        v = values.load([begin + block, head * VALUE])
+        scores = tl.dot(q_plain, tl.trans(k), input_precision="ieee")
+        scores = tl.dot(q_turned, tl.trans(turned), scores, input_precision="ieee")
+        peak, total, acc = _added(scores, v, scale, peak, total, acc)
+    return peak, total, acc
+
+
+@triton.jit
+def _added(scores, v, scale, peak, total, acc):
+    """The softmax so far with a block of keys and values."""
+    new_peak = tl.maximum(peak, tl.max(scores, 1) * scale)
+    weights = tl.exp2(scores * scale - new_peak[:, None])
+    rescale = tl.exp2(peak - new_peak)
+    total = total * rescale + tl.sum(weights, 1)
+    acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
+    return new_peak, total, acc
+
+
+@triton.jit
 def _blocks(
-    q_plain, q_low, q_high, keys, values, rows, start, first, last, end, scale, peak, total, acc,
+    q_plain, q_turned, keys, values, rows, start, first, last, end, scale, peak, total, acc,
     HEADS: tl.constexpr, PLAIN: tl.constexpr, VALUE: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr,
     PLAIN_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Keys first .. last - 1, in whole blocks, added to the softmax so far; none from `end` on is read."""
-    plain, half = tl.arange(0, PLAIN_BLOCK)[None, :], tl.arange(0, HALF_BLOCK)[None, :]
+    plain, both = tl.arange(0, PLAIN_BLOCK)[None, :], tl.arange(0, 2 * HALF_BLOCK)[None, :]
+    turned_at = both % HALF_BLOCK + both // HALF_BLOCK * HALF
+    real = both % HALF_BLOCK < HALF
     column = tl.arange(0, VALUE_BLOCK)[None, :]
     own = start + tl.arange(0, ROWS)
     for block in range(first, last, KEYS):
@@ -128,18 +178,11 @@ def _blocks(
         there = key < end
         at = key.to(tl.int64)
         k = tl.load(keys + at * (HEADS * PLAIN) + plain, mask=there & (plain < PLAIN), other=0.0)
-        low = tl.load(rows + at * WIDTH + half, mask=there & (half < HALF), other=0.0)
-        high = tl.load(rows + at * WIDTH + HALF + half, mask=there & (half < HALF), other=0.0)
+        turned = tl.load(rows + at * WIDTH + turned_at, mask=there & real, other=0.0)
         v = tl.load(values + at * (HEADS * VALUE) + column, mask=there & (column < VALUE), other=0.0)
         scores = tl.dot(q_plain, tl.trans(k), input_precision="ieee")
-        scores = tl.dot(q_low, tl.trans(low), scores, input_precision="ieee")
-        scores = tl.dot(q_high, tl.trans(high), scores, input_precision="ieee")
+        scores = tl.dot(q_turned, tl.trans(turned), scores, input_precision="ieee")
         if MASKED:
             scores = tl.where(tl.trans(key) <= own[:, None], scores, _UNSEEN)
-        new_peak = tl.maximum(peak, tl.max(scores, 1) * scale)
-        weights = tl.exp2(scores * scale - new_peak[:, None])
-        rescale = tl.exp2(peak - new_peak)
-        total = total * rescale + tl.sum(weights, 1)
-        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
-        peak = new_peak
+        peak, total, acc = _added(scores, v, scale, peak, total, acc)
     return peak, total, acc
