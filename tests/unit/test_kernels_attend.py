@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from eyas.engine.batch.tables import mask_words
+from eyas.engine.kernels.attention import prefill
 from eyas.engine.kernels.attention.attend import AttentionLaunch, QueryRows, attend
 from eyas.engine.kernels.attention.attend_tiles import AttentionTiling, tiling_of, within
 from eyas.engine.kernels.attention.paged import PagedKv
@@ -352,6 +353,28 @@ def test_chunks(heads: int, kv_heads: int, dim: int, rows: int, keys: int) -> No
     rows_expected = [scene.expected(*row) for row in zip(q, slots, map(list, expected), strict=True)]
     assert (got - torch.stack(rows_expected)).abs().max() < 1e-5
     assert torch.equal(attend_chunks(q, scene.kv, tiles.flip(0), tiling), got)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "rows"), [(4, 1, 64), (8, 2, 16)])
+def test_chunks_whose_keys_are_cut_into_parts(
+    heads: int, kv_heads: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long and short ones, of which the shortest are not cut; several programs share a tile's queries."""
+    monkeypatch.setattr(prefill, "_PARTED", 1)
+    monkeypatch.setattr(prefill, "_PROGRAMS", 10**6)
+    monkeypatch.setattr(prefill, "_LEAST", 2)
+    chunks = [(1, 0, 40), (0, 170, 33), (3, 0, 1), (2, 331, 17)]
+    scene = Scene(heads, kv_heads, 32, [start + count for _, start, count in sorted(chunks)])
+    q = scene.queries(sum(count for _, _, count in chunks))
+    tiling = ChunkTiling(rows, 32, warps=4, stages=2, programs=2)
+    tiles = cut(scene, chunks, 2 * rows // scene.group)
+    padded = torch.cat((tiles, tiles.new_zeros(2, 4)))
+    got = attend_chunks(q, scene.kv, padded, tiling)
+    paths = [(slot, start + i + 1) for slot, start, count in chunks for i in range(count)]
+    expected = [scene.expected(row, slot, [*range(end)]) for row, (slot, end) in zip(q, paths, strict=True)]
+    assert (got - torch.stack(expected)).abs().max() < 1e-5
+    monkeypatch.setattr(prefill, "_PROGRAMS", 1)
+    assert not torch.equal(attend_chunks(q, scene.kv, padded, tiling), got), "nothing is cut"
 
 
 @pytest.mark.parametrize(

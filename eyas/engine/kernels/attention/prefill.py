@@ -2,7 +2,8 @@
 
 The query heads that share a key head are rows of one matrix product (FlashAttention, Dao et al. 2022, with
 grouped queries packed), so that a block of keys is read once for all of them. Where the tiles are is read on
-the device; the grid follows from the number of tiles alone.
+the device; the grid follows from the number of tiles alone. Where they are too few for a GPU, and heads are
+long, the keys of long sequences are cut into parts, which a launch behind adds up in their order.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ TILE = 128
 """Rows of a tile's queries, whatever the heads."""
 
 _LONG = 512  # bytes of a key in float32
+_PARTED, _PROGRAMS, _MOST_PARTS = 256, 132, 8  # values of a head; about as many as a Hopper GPU has SMs
+_LEAST = 16  # blocks of a part
 _MANY_KEYS = 64
 
 
@@ -80,6 +83,22 @@ class _PrefillLayout:
     ceiling: float
     chunk: int
     programs: int
+    parts: int
+
+    @property
+    def cache_key(self) -> str:
+        """What Triton keeps compiled kernels by; of itself it would not see other numbers below."""
+        return f"{self} {self.least} {self.slice}"
+
+    @property
+    def least(self) -> int:
+        """Blocks of a part, of `parts` at most."""
+        return _LEAST
+
+    @property
+    def slice(self) -> int:
+        """Rows of a tile whose parts a program adds up."""
+        return min(16, self.tile)
 
     @property
     def narrow(self) -> bool:
@@ -131,46 +150,75 @@ def attend_chunks(
         ceiling=rule.ceiling,
         chunk=rule.chunk,
         programs=tiling.programs,
+        parts=_parts(kv, tiles.shape[0] * tiling.programs),
     )
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    args = (
-        q,
-        q.stride(0),
-        kv.pool,
-        kv.values,
-        kv.tables,
-        kv.tables.stride(0),
-        kv.firsts,
-        rule.sinks,
-        tiles,
-        out,
-        rule.factor,
-        layout,
-    )
-    grid = (kv.kv_heads, tiles.shape[0], tiling.programs)
+    made, sums = out, out
+    if layout.parts > 1:
+        made = torch.empty(layout.parts, *q.shape, dtype=torch.float32, device=q.device)
+        sums = torch.empty(layout.parts, *q.shape[:2], dtype=torch.float32, device=q.device)
+    where = (kv.pool, kv.values, kv.tables, kv.tables.stride(0), kv.firsts, rule.sinks, tiles)
+    args = (q, q.stride(0), *where, out, made, sums, q.shape[0], rule.factor, layout)
+    grid = (kv.kv_heads, tiles.shape[0], tiling.programs * layout.parts)
     options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
     if compile_only:
         _attend_chunks.warmup(*args, grid=grid, **options)
     else:
         _attend_chunks[grid](*args, **options)
+        if layout.parts > 1:
+            slices = tiling.programs * cdiv(layout.tile, layout.slice)
+            _add_parts[(kv.kv_heads, tiles.shape[0], slices)](tiles, out, made, sums, q.shape[0], layout)
     return out
 
 
-@kernel(do_not_specialize=["tables", "table_stride", "firsts", "sinks", "tiles"])
-def _attend_chunks(
-    q, q_stride, keys, values, tables, table_stride, firsts, sinks, tiles, out, scale, layout: tl.constexpr
-):  # fmt: skip
-    """Grid (kv_heads, T, programs of a tile)."""
-    head = tl.program_id(0)
+def _parts(kv: PagedKv, programs: int) -> int:
+    """The parts that a tile's keys are cut into, at most, where a key head has so many programs."""
+    rule, all_programs = kv.rule, max(kv.kv_heads * programs, 1)
+    seen = not (rule.window or rule.chunk) and rule.sinks is None and kv.firsts is None
+    if not seen or kv.dim < _PARTED or all_programs >= _PROGRAMS:
+        return 1
+    return min(4 * _PROGRAMS // all_programs, _MOST_PARTS)
+
+
+@triton.jit
+def _own_tile(tiles, program, layout: tl.constexpr):
+    """A tile's first row, where that stands, and its rows: those of one of its programs."""
     tile = tiles + 4 * tl.program_id(1)
     first, start, count = tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
     if layout.programs > 1:
-        skipped = tl.program_id(2) * (layout.tile // layout.group)  # queries of the programs before
+        skipped = program * (layout.tile // layout.group)  # queries of the programs before
         first, start = first + skipped, start + skipped
         count = tl.minimum(count - skipped, layout.tile // layout.group)
+    return first, start, count
+
+
+@triton.jit
+def _parts_of(end, layout: tl.constexpr):
+    """The blocks of keys below `end`, and the parts that they are cut into."""
+    blocks = tl.cdiv(end, layout.keys)
+    return blocks, tl.minimum(tl.maximum(blocks // layout.least, 1), layout.parts)
+
+
+@kernel(do_not_specialize=["tables", "table_stride", "firsts", "sinks", "tiles", "rows"])
+def _attend_chunks(
+    q, q_stride, keys, values, tables, table_stride, firsts, sinks, tiles, out, made, sums, rows, scale,
+    layout: tl.constexpr,
+):  # fmt: skip
+    """Grid (kv_heads, T, parts * programs of a tile)."""
+    head = tl.program_id(0)
+    tile = tiles + 4 * tl.program_id(1)
+    first, start, count = _own_tile(tiles, tl.program_id(2) % layout.programs, layout)
     if count <= 0:
         return
+    part, parts, begin, stop = 0, 1, 0, start + count
+    if layout.parts > 1:
+        blocks, parts = _parts_of(start + count, layout)
+        part = tl.program_id(2) // layout.programs
+        if part >= parts:
+            return
+        begin = blocks * part // parts * layout.keys
+        stop = tl.minimum(blocks * (part + 1) // parts * layout.keys, start + count)
     slot = tl.load(tile)
     table = tables + slot.to(tl.int64) * table_stride
     row = tl.arange(0, layout.tile)
@@ -184,29 +232,67 @@ def _attend_chunks(
     low, edge = lowest_row(firsts, slot, start, layout.window, layout.chunk), first_row(firsts, slot)
     acc, peak, total = _over_rows(
         q_tile, start + query, keys + at, values + at, scales_of(keys, head, layout),
-        table, low, edge, start, start + count, scale, layout,
+        table, low, edge, start, start + count, begin, stop, scale, layout,
     )  # fmt: skip
     acc /= with_sink(total, peak, sinks, column)[:, None]
-    out_at = (place * layout.heads + column)[:, None] * layout.dim + dim
-    tl.store(out + out_at, acc.to(out.dtype.element_ty), mask=real)
+    out_at = place * layout.heads + column
+    if layout.parts == 1:
+        tl.store(out + out_at[:, None] * layout.dim + dim, acc.to(out.dtype.element_ty), mask=real)
+    elif parts == 1:
+        tl.store(out + out_at[:, None] * layout.dim + dim, acc.to(out.dtype.element_ty), mask=real)
+    else:
+        out_at += part * rows * layout.heads
+        tl.store(made + out_at[:, None] * layout.dim + dim, acc, mask=real)
+        tl.store(sums + out_at, peak + tl.log2(total), mask=query < count)
+
+
+@kernel(do_not_specialize=["tiles", "rows"])
+def _add_parts(tiles, out, made, sums, rows, layout: tl.constexpr):
+    """Grid (kv_heads, T, slices of a tile)."""
+    SLICES: tl.constexpr = (layout.tile + layout.slice - 1) // layout.slice
+    first, start, count = _own_tile(tiles, tl.program_id(2) // SLICES, layout)
+    _, parts = _parts_of(start + count, layout)
+    if count <= 0 or parts == 1:
+        return
+    row = tl.program_id(2) % SLICES * layout.slice + tl.arange(0, layout.slice)
+    dim = tl.arange(0, layout.dim)[None, :]
+    place = (first + row // layout.group).to(tl.int64) * layout.heads
+    place += tl.program_id(0) * layout.group + row % layout.group
+    real = row // layout.group < count
+    peak = tl.full([layout.slice], _UNSEEN, tl.float32)
+    total = tl.full([layout.slice], 0.0, tl.float32)
+    acc = tl.full([layout.slice, layout.dim], 0.0, tl.float32)
+    for part in range(parts):
+        at = place + part * rows * layout.heads
+        logs = tl.load(sums + at, mask=real, other=0.0)
+        new_peak = tl.maximum(peak, logs)
+        share, rescale = tl.exp2(logs - new_peak), tl.exp2(peak - new_peak)
+        more = tl.load(made + at[:, None] * layout.dim + dim, mask=real[:, None], other=0.0)
+        acc = acc * rescale[:, None] + more * share[:, None]
+        total = total * rescale + share
+        peak = new_peak
+    acc /= total[:, None]
+    tl.store(out + place[:, None] * layout.dim + dim, acc.to(out.dtype.element_ty), mask=real[:, None])
 
 
 @triton.jit
 def _over_rows(
-    q_tile, own, keys, values, scales, table, low, edge, start, end, scale, layout: tl.constexpr
+    q_tile, own, keys, values, scales, table, low, edge, start, end, begin, stop, scale, layout: tl.constexpr
 ):  # fmt: skip
     """Softmax over the rows from `low` up to `own` [tile], none of them beyond `end` -> weighted values
     float32 [tile, dim], the greatest scores, and the weights' sums. Rows before `edge` are seen by themselves
-    alone.
+    alone. Of a part, whole blocks from `begin` up to `stop`.
 
     Blocks below `start` are seen whole and need no mask, but for those in which a window begins. keys and
     values point at [1, dim] of the pool's first row, scales at the head's first.
     """
     whole = start // layout.keys * layout.keys
+    if layout.parts > 1:
+        whole = tl.minimum(tl.maximum(whole, begin), stop)
     peak = tl.full([layout.tile], _UNSEEN, tl.float32)
     total = tl.full([layout.tile], 0.0, tl.float32)
     acc = tl.full([layout.tile, layout.dim], 0.0, tl.float32)
-    entered = 0
+    entered = begin
     if layout.narrow:
         first = low // layout.keys * layout.keys
         entered = low  # from here on every query sees every row
@@ -224,7 +310,7 @@ def _over_rows(
         False, layout,
     )  # fmt: skip
     peak, total, acc = _blocks(
-        q_tile, own, keys, values, scales, table, low, edge, whole, end, end, scale, peak, total, acc,
+        q_tile, own, keys, values, scales, table, low, edge, whole, stop, end, scale, peak, total, acc,
         True, layout,
     )  # fmt: skip
     return acc, peak, total
