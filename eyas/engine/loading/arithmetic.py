@@ -106,8 +106,8 @@ class RankArithmetic:
 
 def prompts_of(loaded: EngineSpec) -> PromptPlan | None:
     """The prompt attention: for latents the expanded form, but in exact arithmetic. Else cuDNN or FA3, if it
-    is requested: the build of FA3's kernels begins here and goes on behind everything else. Else, of long
-    chunks, rows that are read side by side.
+    is requested: the build of FA3's kernels begins here and goes on behind everything else. Where steps have
+    too few rows for cuDNN, rows that are read side by side, of heads that these kernels take.
 
     A model, or a layer, that it has no template for is served all the same, as the log says.
     """
@@ -118,9 +118,8 @@ def prompts_of(loaded: EngineSpec) -> PromptPlan | None:
             return None
         return ExpandedPrompts(latents, loaded.with_pages(1).shape(KvKind.TARGET))
     name, shape = config.prefill_attention_backend, loaded.with_pages(1).shape(KvKind.TARGET)
-    if config.deterministic or (name == "triton" and not SideBySideAttention.takes(shape)):
-        return None
-    if name == "cudnn" and config.chunk_tokens < FEWEST:  # the triton kernel is as fast for so few
+    few = name == "triton" or (name == "cudnn" and config.chunk_tokens < FEWEST)
+    if config.deterministic or (few and not SideBySideAttention.takes(shape)):
         return None
     if config.kv_cache_dtype != "auto":
         _log.info("prompts attend by the triton kernel, which alone reads KV in FP8")
@@ -138,7 +137,7 @@ def prompts_of(loaded: EngineSpec) -> PromptPlan | None:
         _log.info(text, others, len(rules))
     if plain is None:
         return None
-    kind = CudnnAttention if name == "cudnn" else SideBySideAttention
+    kind = SideBySideAttention if few else CudnnAttention
     made: Callable[[], PlannedAttention] = partial(kind, shape, plain.scale)
     if name == "flashinfer":
         made = _flashinfer(target.num_heads, shape, plain.scale)
