@@ -99,10 +99,7 @@ def config_of(args: argparse.Namespace, way: str, folder: str) -> EngineConfig:
         )
         options |= {"draft": folder, "speculation": spec}
     if args.device != "cpu":
-        options |= {
-            "prefill_attention_backend": "triton",
-            "cuda_graph_bs": tuple(sorted({1, 4, 32, args.running})),
-        }
+        options |= {"cuda_graph_bs": tuple(sorted({1, 4, 32, args.running}))}
         options |= {"uniform_experts": way in ("plain", "mtp"), "deterministic": way == "exact"}
     usual: dict[str, Any] = {"draft": None, "load_format": "dummy", "worker": "unified", "transfer": "none"}
     return resolve_engine(args.device, model=folder, **usual | options)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from eyas.common.config import EngineConfig, resolve_engine
+from eyas.engine.attention.cudnn_backend import CudnnAttention
+from eyas.engine.attention.prompts import PromptAttention
+from eyas.engine.attention.side_by_side import SideBySideAttention
+from eyas.engine.loading.arithmetic import prompts_of
 from eyas.engine.loading.spec import EngineSpec
 from tests.unit.families import write_family
 from tests.unit.hybrid_rig import write_hybrid
@@ -34,3 +40,15 @@ def chunk_of(folder: Path, **options: int) -> int:
     config = EngineSpec.of(config).config
     assert isinstance(config, EngineConfig) and not config.open_chunk
     return config.chunk_tokens
+
+
+@pytest.mark.parametrize(("chunk", "kind"), [(3072, SideBySideAttention), (8192, CudnnAttention)])
+def test_prompts_attend_by_what_is_fastest_for_their_chunks(chunk: int, kind: type, tmp_path: Path) -> None:
+    """Without an option: cuDNN for long ones, else what heads of 128 have."""
+    write_family(tmp_path, "llama", head_dim=128, vocab_size=256)
+    options: dict[str, Any] = {"worker": "unified", "dtype": "bfloat16", "draft": None, "chunk_tokens": chunk}
+    config = resolve_engine("cuda", model=str(tmp_path), **options)
+    assert config.prefill_attention_backend in ("cudnn", "flashinfer")
+    config = replace(config, device="meta", prefill_attention_backend="cudnn", num_pages=1)
+    prompts = prompts_of(EngineSpec.of(config))
+    assert isinstance(prompts, PromptAttention) and type(prompts._attention) is kind
