@@ -142,7 +142,7 @@ def prompts_of(loaded: EngineSpec) -> PromptPlan | None:
     if name == "flashinfer":
         made = _flashinfer(target.num_heads, shape, plain.scale)
     try:
-        return PromptAttention(made(), plain, name)
+        return PromptAttention(made(), plain, "rows side by side" if few else name)
     except ConfigError as error:
         _log.warning("prompts attend by the triton kernel: %s", error.message)
         return None
