@@ -9,7 +9,9 @@ import os
 import uuid
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -32,6 +34,7 @@ from eyas.common.weights import (
     TensorMeta,
 )
 from eyas.engine.checkpoint.host_tensors import HostTensors, LayeredFile, laid_out, read_bytes
+from eyas.engine.checkpoint.staging import WeightStaging
 from eyas.engine.ipc.pulse import no_pulse
 from eyas.engine.kv.pinned import SHORT_BYTES, short_pieces
 from eyas.engine.loading.weight_sources import SHARED_MEMORY, WeightSources, check_within
@@ -169,6 +172,21 @@ def test_memory_that_was_not_shared_is_not_read(offset: int, nbytes: int, start:
     with pytest.raises(InvalidRequest, match="is not within"):
         check_within(DeviceBuffer(b"", offset, nbytes, "", (meta,)), 64, read)
     check_within(DeviceBuffer(b"", 56, 8, "", (TensorMeta("a", "F32", (2,)),)), 64, read)
+
+
+def test_tensors_of_an_update_are_staged_by_threads() -> None:
+    """An update makes them in inference mode, which a thread is in by itself alone."""
+    staging: Any = object.__new__(WeightStaging)
+    fetched = SimpleNamespace(synchronize=lambda: None, record=lambda stream: None)
+    staging._buffers = SimpleQueue()
+    staging._buffers.put(SimpleNamespace(memory=torch.empty(64, dtype=torch.uint8), fetched=fetched))
+    piece = torch.arange(8.0).view(2, 4)
+    with torch.inference_mode(), ThreadPoolExecutor(1) as threads:
+        inside = torch.empty(2, 4)
+        threads.submit(staging._copy, piece, inside, None).result()
+    outside = torch.empty(2, 4)
+    staging._copy(piece, outside, None)
+    assert torch.equal(inside, piece) and torch.equal(outside, piece)
 
 
 class Locked(HostTensors):

@@ -71,7 +71,7 @@ class WeightStaging:
             buffer.fetched.synchronize()
             staged = buffer.memory[: piece.nbytes].view(piece.dtype).view(piece.shape)
             copy_bytes(piece, staged)
-            with torch.cuda.stream(stream):
+            with torch.inference_mode(), torch.cuda.stream(stream):  # of this thread; the caller may be in it
                 target.copy_(staged, non_blocking=True)
                 buffer.fetched.record(stream)
         finally:
