@@ -37,7 +37,8 @@ def plain(
 @pytest.fixture(autouse=True)
 def units(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(cudnn_backend, "UNIT", UNIT)
-    monkeypatch.setattr(cudnn_backend, "FEWEST", 5)
+    monkeypatch.setattr(cudnn_backend, "FEWEST", 7)
+    monkeypatch.setattr(cudnn_backend, "LEAST", 5)
     SHAPES.clear()
     yield
 
@@ -109,6 +110,9 @@ def test_short_chunks_are_left_to_others() -> None:
     shape = PoolShape(KvFormat(2, KV, DIM), len(rig.layer), PAGE)
     assert not CudnnAttention(shape, SCALE, plain).plan(rig.spans)
     assert CudnnAttention(shape, SCALE, plain).plan(rig.spans[:1])
+    few = [QuerySpan(rig.spans[0].pages, 8, 6)]
+    assert not CudnnAttention(shape, SCALE, plain).plan(few)
+    assert CudnnAttention(shape, SCALE, plain).plan(rig.spans[:1] + few)
 
 
 def test_rows_behind_the_end_are_zero() -> None:

@@ -24,8 +24,9 @@ from kv_transfer.layout import pages_for
 
 UNIT = 1024
 """Rows: shapes are multiples of it."""
-FEWEST = 4096
-"""Rows of each chunk: fewer are left to the triton kernel. A new shape takes the host 45 ms, once."""
+FEWEST, LEAST = 4096, 1024
+"""Rows of a step's longest chunk, and of each: fewer are left to the triton kernel. A new shape takes the
+host 45 ms, once."""
 
 _HEAD_DIMS = (64, 128, 256)
 
@@ -93,7 +94,8 @@ class CudnnAttention:
         """Lays out a step's chunks, whose query rows follow each other in the order of `spans`, without
         waiting for the device. False if some have too few rows.
         """
-        if any(span.count < FEWEST for span in spans):
+        counts = [span.count for span in spans]
+        if max(counts) < FEWEST or min(counts) < LEAST:
             return False
         lists = [np.asarray(s.pages[: pages_for(s.start + s.count, self._shape.page_size)]) for s in spans]
         pages = torch.from_numpy(np.concatenate(lists).astype(np.int32))
