@@ -14,7 +14,7 @@ from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import PoolShape
 from tests.unit.test_cudnn_backend import DIM, HEADS, KV, PAGE, SCALE, Rig
 
-SPANS = [(43, 22), (0, 130), (70, 5)]
+SPANS = [(64, 22), (0, 130), (192, 5)]
 """Rows before a chunk and in it: less than a tile and more; blocks of keys that are whole, and not."""
 
 
@@ -36,7 +36,7 @@ def test_chunks_see_their_sequences_rows_up_to_their_own(monkeypatch: pytest.Mon
     rig = Rig(SPANS)
     expected = rig.expected()
     assert (made(rig, monkeypatch) - expected).abs().max() < 1e-5
-    rig.spans[0] = dataclasses.replace(rig.spans[0], start=42)
+    rig.spans[0] = dataclasses.replace(rig.spans[0], start=0)
     assert (made(rig, monkeypatch) - expected).abs().max() > 1e-3
 
 
@@ -55,9 +55,11 @@ def test_what_is_left_to_the_kernel_over_pages() -> None:
     assert not planned.plan(rig.spans) and not planned.made_up(100)
     [long] = planned.made_up(2000)
     assert planned.plan([long]) and not planned.plan([long, *rig.spans])
+    assert not planned.plan([dataclasses.replace(long, start=16)])
     rows = MOST_BYTES // (2 * KV * DIM * 4)
-    assert not planned.plan([dataclasses.replace(long, start=rows - 1999)])
-    assert planned.plan([dataclasses.replace(long, start=rows - 2000, pages=[0] * (rows // PAGE + 1))])
+    start, pages = (rows - 2000) // 64 * 64, [0] * (rows // PAGE + 1)
+    assert planned.plan([dataclasses.replace(long, start=start, pages=pages)])
+    assert not planned.plan([dataclasses.replace(long, start=start + 64, pages=pages)])
 
 
 @pytest.mark.parametrize(

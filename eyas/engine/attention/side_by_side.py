@@ -14,7 +14,7 @@ import torch
 
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.kernels.attention.joined import rows_of_pages
-from eyas.engine.kernels.attention.side_by_side import attend_side_by_side
+from eyas.engine.kernels.attention.side_by_side import KEYS, attend_side_by_side
 from eyas.engine.kv.pool import PoolShape
 from kv_transfer.layout import pages_for
 
@@ -59,11 +59,12 @@ class SideBySideAttention:
 
     def plan(self, spans: Sequence[QuerySpan]) -> bool:
         """Lays out a step's chunks, whose query rows follow each other in the order of `spans`, without
-        waiting for the device. False if one has too few rows, or a sequence too many.
+        waiting for the device. False if one has too few rows or begins within a block of keys, or if a
+        sequence has too many.
         """
         shape = self._shape
         row = 2 * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
-        if any(s.count < FEWEST or (s.start + s.count) * row > MOST_BYTES for s in spans):
+        if any(s.count < FEWEST or s.start % KEYS or (s.start + s.count) * row > MOST_BYTES for s in spans):
             return False
         lists = [np.asarray(s.pages[: pages_for(s.start + s.count, shape.page_size)]) for s in spans]
         pages = torch.from_numpy(np.concatenate(lists).astype(np.int32))

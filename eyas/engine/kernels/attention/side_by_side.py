@@ -16,7 +16,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.sizes import cdiv
 
-_ROWS, _KEYS = 128, 64
+KEYS = 64
+"""Rows before a chunk: a multiple of it, so that every tile begins with a block of keys."""
+
+_ROWS = 128
 _UNSEEN = tl.constexpr(-1.0e30)
 _LOG2_E = 1.4426950408889634
 
@@ -26,18 +29,18 @@ def attend_side_by_side(
 ) -> None:
     """softmax(scale q k) v of q [m, heads, dim] -> out, as q: the last m rows of a sequence of n.
 
-    keys, values [n, kv_heads, dim], dim a power of two; a query sees the sequence's rows up to its own. Rows
-    of every tensor may have any stride, a multiple of 16 bytes; what a row has is contiguous.
+    keys, values [n, kv_heads, dim], n - m a multiple of `KEYS`, dim a power of two; a query sees the
+    sequence's rows up to its own. Rows of every tensor may have any stride, a multiple of 16 bytes; what a row
+    has is contiguous.
     """
     (m, heads, dim), (n, kv_heads, _) = q.shape, keys.shape
-    rows = [_described(each, _ROWS if each is q or each is out else _KEYS) for each in (q, keys, values, out)]
-    before, missing = divmod(n - m, _KEYS)
-    _attend_rows[(heads, cdiv(missing + m, _ROWS))](
-        *(*rows, before, missing, scale * _LOG2_E),
+    rows = [_described(each, _ROWS if each is q or each is out else KEYS) for each in (q, keys, values, out)]
+    _attend_rows[(heads, cdiv(m, _ROWS))](
+        *(*rows, (n - m) // KEYS, scale * _LOG2_E),
         GROUP=heads // kv_heads,
         DIM=dim,
         ROWS=_ROWS,
-        KEYS=_KEYS,
+        KEYS=KEYS,
         num_warps=8,
         num_stages=2,
     )
@@ -49,18 +52,17 @@ def _described(x: torch.Tensor, rows: int) -> TensorDescriptor:
     return TensorDescriptor(x, [n, heads * dim], [x.stride(0), 1], [rows, dim])
 
 
-@kernel(do_not_specialize=["before", "missing"])
+@kernel(do_not_specialize=["before"])
 def _attend_rows(
-    q, keys, values, out, before, missing, scale,
+    q, keys, values, out, before, scale,
     GROUP: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (heads, tiles), those with most keys first. The first tile begins behind `before` whole blocks of
-    keys, `missing` rows before q, which are read as zeros and not written: every tile then begins with a
-    block. Fewer than 128 registers, or there is no room for a second program.
+    """Grid (heads, tiles), those with most keys first, behind `before` whole blocks of keys. Fewer than 128
+    registers, or there is no room for a second program.
     """
     head = tl.program_id(0)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
-    whole, first = before * KEYS + tile * ROWS, tile * ROWS - missing
+    whole, first = before * KEYS + tile * ROWS, tile * ROWS
     column = head // GROUP * DIM
     q_tile = q.load([first, head * DIM])
     peak = tl.full([ROWS], _UNSEEN, tl.float32)
