@@ -30,8 +30,8 @@ def attend_side_by_side(
     """softmax(scale q k) v of q [m, heads, dim] -> out, as q: the last m rows of a sequence of n.
 
     keys, values [n, kv_heads, dim], n - m a multiple of `KEYS`, dim a power of two; a query sees the
-    sequence's rows up to its own. Rows of every tensor may have any stride, a multiple of 16 bytes; what a row
-    has is contiguous.
+    sequence's rows up to its own. Rows of every tensor may have any stride, a multiple of 16 bytes; what a
+    row has is contiguous.
     """
     (m, heads, dim), (n, kv_heads, _) = q.shape, keys.shape
     rows = [_described(each, _ROWS if each is q or each is out else KEYS) for each in (q, keys, values, out)]
