@@ -354,13 +354,18 @@ def qkv_rope_kernel(
         y *= tl.rsqrt(squares_of_head / heads.dim + heads.eps)[:, None] * gain[None, :]
     low, high = _halves(y, plan)
     low, high = rotated(low, high, c, s)
-    is_query = head < heads.q
+    _store_head(q_out, pool, low, high, row, kv_row, row < m, head, element, heads)
+
+
+@triton.jit
+def _store_head(q_out, pool, low, high, row, kv_row, real, head, element, heads: tl.constexpr):
+    """Halves of a head [rows, elements] go to `q_out`, or to the pool's `kv_row` [rows] (-1: nowhere)."""
     queries = q_out + (row * heads.q + head)[:, None] * heads.dim + element[None, :]
-    store_halves(queries, low, high, ((row < m) & is_query)[:, None], heads.half)
+    store_halves(queries, low, high, (real & (head < heads.q))[:, None], heads.half)
     which, kv_head = (head - heads.q) // heads.kv, (head - heads.q) % heads.kv  # keys or values
     slot = pool_row(pool, kv_row, heads.page_stride, heads.page_size, heads.token)
     slot += which * heads.page_size * heads.token + kv_head * heads.dim
-    stored = (row < m) & (kv_row >= 0) & (head >= heads.q)
+    stored = real & (kv_row >= 0) & (head >= heads.q)
     scales = pool_scale(pool, kv_row, which, kv_head, heads.page_stride, heads.page_size, heads.kv, heads.dim)
     store_scaled(slot[:, None] + element[None, :], scales, low, high, stored[:, None], stored, heads.half)
 
