@@ -130,7 +130,7 @@ def prompts(engine: Timed, shape: Shape, config: ModelConfig, args: argparse.Nam
     )
     for load in PROMPTS:
         load = replace(load, prompt=load.prompt // 64, count=2, at_once=2) if args.small else load
-        first, figure = (round(engine.measured(load, seed), 1) for seed in (3, 4))
+        first, figure = (round(engine.measured(load, load.prompt + seed), 1) for seed in (3, 4))
         pairs = load.prompt / 2 * sum(layer.delta is None for layer in config.layers)  # of a row
         attention = 4 * shape.sizes.heads * shape.sizes.head_dim * pairs
         shares = [figure * flops / FLOPS for flops in (2 * numbers, 2 * numbers + attention)]
@@ -174,7 +174,7 @@ def profiles(engine: Timed, shape: Shape, config: ModelConfig, args: argparse.Na
     for load in PROMPTS:
         if load.name in args.loads:
             with profile(activities=[ProfilerActivity.CUDA]) as seen:
-                rate = engine.measured(replace(load, count=load.at_once), 8)
+                rate = engine.measured(replace(load, count=load.at_once), load.prompt + 8)
             ms = load.at_once * (load.prompt + load.answer) / rate * 1e3
             yield {"load": load.name, "prompts": load.at_once, **busy(seen, ms)}
             yield from ({"load": load.name, **line} for line in most_time(seen, load.at_once))
