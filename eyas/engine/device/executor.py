@@ -25,7 +25,7 @@ from eyas.engine.device.program import DeviceState, StepProgram
 from eyas.engine.device.special import SLICE, padding_rows, score
 from eyas.engine.device.step import ArrivedState, CatchUp, FeatureRequest, JoinBatch, StepInput, StepShape
 from eyas.engine.kernels.drafts.forced import HEAD, draft_forced
-from eyas.engine.kernels.launch.launching import CAPTURE
+from eyas.engine.kernels.launch.recording import GraphRecorder
 from eyas.engine.kernels.states.rings import remake
 from eyas.engine.models.ops.recording import ExpertRecorder
 from eyas.engine.parallel.group import ProcessGroup
@@ -370,7 +370,7 @@ class StepExecutor:
         """
         if not shapes:
             return
-        pool = torch.cuda.graph_pool_handle()
+        recorder = GraphRecorder()
         most, vocab = max(shape.sampled for shape in shapes), self._vocab_size
         logits = torch.empty(most, vocab, dtype=torch.float32, device=self.state.device)
         for shape in track(
@@ -378,16 +378,16 @@ class StepExecutor:
         ):
             program = self.rehearse(shape, logits)
             forward, rest = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-            with torch.cuda.graph(forward, pool=pool, capture_error_mode=CAPTURE):
+            with recorder.recording(forward):
                 program.forward()
-            with torch.cuda.graph(rest, pool=pool, capture_error_mode=CAPTURE):
+            with recorder.recording(rest):
                 program.rest(program.choose())
             self._captured[shape] = CapturedStep(program, forward, rest)
         for count, width in catch_ups:
             self.rehearse_catch_up(count, width)
             padding = CatchUp.padding(count, width, self.tables.padding_slot)
             words, graph = torch.from_numpy(padding.words).to(self.state.device), torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode=CAPTURE):
+            with recorder.recording(graph):
                 self._take_waiting_rows(words, width)
             self._captured_catch_ups[padding.shape] = CapturedCatchUp(words, graph)
 

@@ -20,9 +20,6 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-CAPTURE = "thread_local"
-"""How graphs are captured: other threads may do as they like, and NCCL's look at its events all the time."""
-
 _ALIGNED = 16  # bytes, and what whole numbers are multiples of, where Triton knows it
 
 

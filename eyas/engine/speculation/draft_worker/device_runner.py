@@ -26,7 +26,7 @@ from eyas.engine.batch.sections import sections
 from eyas.engine.batch.tables import SlotTables, TableWrites
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kernels.exchange import row_ring
-from eyas.engine.kernels.launch.launching import CAPTURE
+from eyas.engine.kernels.launch.recording import GraphRecorder
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.speculation.device import DeviceProposer
 from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, ProposedTree
@@ -204,13 +204,13 @@ class DeviceDraftRunner:
     @torch.inference_mode()
     def capture(self) -> None:
         """Records a graph for each size, all in one pool of memory; no two are replayed at once."""
-        pool = torch.cuda.graph_pool_handle()
+        recorder = GraphRecorder()
         for size in reversed(self._sizes):
             program = self._program(self._fill(size, ()))
             program.run()  # compiles and loads what it needs
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode=CAPTURE):
+            with recorder.recording(graph):
                 program.run()
             self.graphs[size] = graph, program
 
