@@ -33,6 +33,8 @@ DEEP_BATCH = 8
 _log = logging.getLogger("eyas.engine")
 CLEARLY = 1.03
 """Smaller steps have to be faster per row by this factor: they read the weights more often."""
+TILE = 128
+"""Rows of prompts are computed in tiles of so many."""
 ROUNDS = 4
 """The most steps that a sample's sequences take, one after the other."""
 LEAST_RISE = 1e-6
@@ -132,11 +134,13 @@ def fastest_chunk(runner: StepRunner, config: EngineConfig, most: StepLimits) ->
     """
     rows, width = min(most.rows, config.chunk_tokens, most.length), config.speculation.width
     pages = config.num_pages or 0
-    fewer = 2 * config.chunk_tokens // 3
-    if rows < config.chunk_tokens or pages * config.page_size < rows or fewer < 2:
+    fewer = 2 * config.chunk_tokens // 3 // TILE * TILE
+    if rows < config.chunk_tokens or pages * config.page_size < rows or not fewer:
         return config.chunk_tokens
     timer = _StepTimer(runner, pages, config.page_size, width, most.slots)
-    all_s, fewer_s = (timer.seconds(StepSample(rows=count - 1)) for count in (rows, fewer))
+    all_s, fewer_s = (
+        min(timer.seconds(StepSample(rows=count)) for _ in range(3)) for count in (rows - 1, fewer - 1)
+    )
     chosen = fewer if CLEARLY * fewer_s / fewer < all_s / rows else config.chunk_tokens
     _log.info("prompts: %.2f ms for %d rows, %.2f for %d", 1e3 * fewer_s, fewer, 1e3 * all_s, rows)
     return chosen
