@@ -224,7 +224,7 @@ class TextLane(EntryLane):
     hand what most tokens need, and shares what it can.
     """
 
-    __slots__ = ("_after", "_alone", "_before")
+    __slots__ = ("_after", "_before")
 
     def __init__(
         self,
@@ -237,14 +237,12 @@ class TextLane(EntryLane):
         """`around`: what is before and after the text in an event."""
         super().__init__(show, usage, rhythm, parts)
         self._before, self._after = around[0], _shared(around[1])
-        self._alone = show.alone
 
     def _event(self, entry: TokenEntry) -> bytes:
         tokens = entry.tokens
-        text = self._alone[tokens[0]] if len(tokens) == 1 else None
+        text = self._show.alone[tokens[0]] if len(tokens) == 1 else None
         if text is None:
             text = self._show.feed(tokens)
-            self._alone = self._show.alone
         self._usage.completion_tokens += len(tokens)
         if entry.offered:
             self._usage.drafted(entry.accepted, entry.offered, 1)

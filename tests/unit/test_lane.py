@@ -297,3 +297,14 @@ async def test_a_lane_takes_what_comes_while_the_reader_waits(
     quick, plain = await both(Tokenizer(byte_level()), TextRules(), played, events=events)
     assert quick == plain and quick["usage"].completion_tokens == 10
     assert answers.count(True) == by_lane
+
+
+async def test_half_a_character_that_the_reader_showed_is_before_what_the_lane_shows() -> None:
+    def entry(*tokens: int) -> dict[str, Any]:
+        return {"choice": 0, "tokens": [*tokens], "again": 0, "drafts": 0, "tells": None, "finish": None}
+
+    letter, half = 258, 1 + 0xC3  # "a", and a byte that only another byte completes
+    begun = [entry(letter, letter), "turn", entry(letter), "turn"]
+    played = [*begun, "block", entry(half), "turn", "read", "turn", entry(letter), "turn"]
+    quick, plain = await both(Tokenizer(byte_fallback()), TextRules(), played, choices=1)
+    assert quick == plain and "\ufffda" in quick["body"].decode()
