@@ -85,12 +85,12 @@ async def _run(config: WorkerConfig, engine: EngineMain) -> None:
     endpoint = new_endpoint()
     with living_in(Path(config.engine.pool_dir)), contextlib.closing(ZmqFront(endpoint)) as link:
         process = _EngineProcess(engine, config, endpoint)
-        if config.port:
-            process.start(config.address)
-        from eyas.worker.front import WorkerFront  # half a second, in which the engine's process imports too
-
-        front = WorkerFront(config, link)
         try:
+            if config.port:
+                process.start(config.address)
+            from eyas.worker.front import WorkerFront  # half a second: the engine's process imports meanwhile
+
+            front = WorkerFront(config, link)
             address = await front.start()
         except BaseException:
             process.kill()

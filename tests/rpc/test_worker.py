@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import fake_engine
 import httpx
 import psutil
 import pytest
@@ -20,11 +22,13 @@ from fake_engine import DIE, SLOW, STALL, FakeWorker, request
 from test_draft_svc import until_up
 from test_front import next_of, tokens_of
 
-from eyas.common.errors import Unavailable
+from eyas.common.config import EngineConfig, WorkerConfig
+from eyas.common.errors import ConfigError, Unavailable
 from eyas.common.types import KvHandle, KvKind, Role
 from eyas.common.wire import clients, message, rpc
 from eyas.common.wire.transfer import TransferClient
 from eyas.engine.ipc.messages import DraftDown
+from eyas.worker import worker
 
 HERE = Path(__file__).parent
 SCRIPT = """
@@ -169,6 +173,17 @@ async def test_an_engine_that_cannot_start_says_why_in_one_line(tmp_path: Path) 
     async with process("prefill", tmp_path, engine="refuse", model="x", member="") as p:
         code, said = await p.ended()
         assert code == 1 and said.splitlines() == ["eyas: ConfigError: model x cannot be read"]
+
+
+async def test_a_front_that_cannot_be_made_ends_its_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # of this process
+    engine = EngineConfig(roles=(Role.DECODE,), model="m", pool_dir=str(tmp_path))
+    config = WorkerConfig(engine=engine, port=1, tls_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match="tls-dir"):
+        await worker._run(config, fake_engine.main)
+    assert multiprocessing.active_children() == []
 
 
 async def test_every_stream_of_a_stopped_worker_ends_within_six_seconds(tmp_path: Path) -> None:
