@@ -82,10 +82,10 @@ def test_what_was_read_twice_is_forgotten_once_at_a_time() -> None:
 
 @dataclass
 class Leader:
-    """Other ranks that read these names. `told`: the kinds of calls, and their names."""
+    """Other ranks that read these names. `sent`: the kinds of calls, and their names."""
 
     names: list[str]
-    told: list[tuple[str, str]] = field(default_factory=list)
+    sent: list[tuple[str, str]] = field(default_factory=list)
 
     def ask(self, call: RankCall) -> int:
         return 7
@@ -95,7 +95,7 @@ class Leader:
         return [name.encode() for name in self.names]
 
     def tell(self, call: RankCall) -> None:
-        self.told.append((call.kind, calls.adapter_of(call)[1]))
+        self.sent.append((call.kind, calls.adapter_of(call)[1]))
 
 
 @pytest.mark.parametrize("others", [["new", "new"], ["old", "new"], ["old", ""]])
@@ -106,14 +106,14 @@ def test_an_adapter_that_not_all_ranks_have_read_is_refused(others: list[str]) -
     adapters.announce(FOLDER)
     with pytest.raises(InvalidRequest, match="changed while it was read"):
         adapters.read(FOLDER)
-    assert sorted(leader.told) == sorted((calls.FORGET_ADAPTER, name) for name in {"old", *others})
+    assert sorted(leader.sent) == sorted((calls.FORGET_ADAPTER, name) for name in {"old", *others})
 
 
 def test_an_adapter_that_all_ranks_have_read_is_taken() -> None:
     leader = Leader(["one", "one"])
     adapters = LeaderAdapters(cast("DeviceAdapters", Slots(["one"], slots=2)), cast("RankLeader", leader))
     adapters.announce(FOLDER)
-    assert (adapters.read(FOLDER).id, leader.told) == ("one", [])
+    assert (adapters.read(FOLDER).id, leader.sent) == ("one", [])
 
 
 def test_other_ranks_hear_which_adapter_of_a_folder_is_meant() -> None:
