@@ -8,9 +8,10 @@ import pytest
 
 from eyas.common.config import GPU_DEFAULTS, EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
+from eyas.common.step_times import StepBudget
 from eyas.engine.device.executor import WORDS
 from eyas.engine.device.step import StepLayout, StepShape, tiles_for
-from eyas.engine.loading.build import _ready
+from eyas.engine.loading.build import _prompt_rows, _ready
 from eyas.engine.loading.device_build import rounds_ahead, table_sizes
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.step_shapes import buckets_of, check_words, largest, rehearsed
@@ -95,3 +96,15 @@ def test_chance_decides_where_drafts_are_verified_by_the_fast_path() -> None:
     assert loaded(speculation=spec, draft=None).synthetic_rates == ()
     assert loaded(speculation=spec, attention_backend="torch").synthetic_rates == ()
     assert loaded().synthetic_rates == ()
+
+
+@pytest.mark.parametrize(("most", "chunk"), [(8192, 8192), (8192, 5376), (3072, 2048), (4096, 2688)])
+def test_smaller_steps_of_prompts_take_from_mixed_steps_what_these_would_have_more(
+    most: int, chunk: int
+) -> None:
+    """As many rows as a worker says of itself: steps that also decode have a bound of their own."""
+    buckets, budget = buckets_of(loaded(chunk_tokens=most)), StepBudget(chunk, GPU_DEFAULTS.mixed_tokens)
+    rows = _prompt_rows(buckets.mixed_prefill_budget, replace(GPU_DEFAULTS, chunk_tokens=chunk), most)
+    for batch in (1, 8, 32):
+        assert rows(batch, True) == budget.prompt_rows(batch * buckets.width, waiting=1 << 20)
+        assert rows(batch, False) == buckets.mixed_prefill_budget(batch, False)

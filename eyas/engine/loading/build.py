@@ -24,7 +24,7 @@ from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of
 from eyas.common.model_folder import model_name
 from eyas.common.params import SamplingParams
-from eyas.common.step_times import LEAST_ROWS, StepRates
+from eyas.common.step_times import LEAST_ROWS, StepRates, beside
 from eyas.common.tokenizers.source import tokenizer_digest
 from eyas.common.types import GenerationRequest, KvKind, Role
 from eyas.common.wire.control import MemoryTag
@@ -299,7 +299,7 @@ def _device_core(loaded: EngineSpec, start: EngineStart) -> tuple[EngineSpec, _S
         config.chunk_tokens,
         loaded.round_rows,
         rounds_ahead=rounds_ahead(loaded),
-        mixed_prefill_budget=_fewer(device.runner.prompt_rows, most.rows - chunk),
+        mixed_prefill_budget=_prompt_rows(device.runner.prompt_rows, config, most.rows),
         yields=GPU_YIELD,
     )
     elsewhere = loaded.head is not None and not loaded.drafts_here
@@ -320,8 +320,14 @@ def _device_core(loaded: EngineSpec, start: EngineStart) -> tuple[EngineSpec, _S
     )
 
 
-def _fewer(rows: Callable[[int, bool], int], spare: int) -> Callable[[int, bool], int]:
-    """As `rows`, but `spare` fewer where many prompt tokens wait."""
+def _prompt_rows(
+    rows: Callable[[int, bool], int], config: EngineConfig, most: int
+) -> Callable[[int, bool], int]:
+    """As `rows` of steps that have up to `most`, but where many prompt tokens wait as many fewer as those of
+    `config` have that also decode.
+    """
+    chunk = config.chunk_tokens
+    spare = beside(most) - beside(chunk) if config.mixed_tokens else most - chunk
     if not spare:
         return rows
     return lambda rounds, many: max(rows(rounds, many) - spare * many, LEAST_ROWS)
