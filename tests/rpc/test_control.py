@@ -156,6 +156,6 @@ async def test_bad_bodies_are_refused_by_name() -> None:
         evil = {"sec-fetch-site": "cross-site"}
         assert (await http.post("/pause_generation", headers=evil)).status_code == 403
         for path in ("/sleep", "/pause_generation", "/update_weights_from_disk"):
-            for name in ("X-Forwarded-For", "Forwarded", "Via"):
+            for name in ("X-Forwarded-For", "X-Forwarded-Proto", "Forwarded", "Via"):
                 passed_on = await http.post(path, headers={name: "203.0.113.7"})
                 assert passed_on.status_code == 403 and "server's machine" in passed_on.text

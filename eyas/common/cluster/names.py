@@ -17,7 +17,7 @@ from eyas.common.security.secret_urls import shown
 _HOST = r"[A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]"
 _ADDRESS = re.compile(rf"(?:{_HOST}):([0-9]{{1,5}})")
 SCHEMES = ("redis", "rediss")  # in plain, and by TLS
-_OF_PROXIES = frozenset(("forwarded", "via", "x-forwarded-for", "x-real-ip"))
+_OF_PROXIES = ("forwarded", "via", "x-forwarded-", "x-real-ip")  # as the names begin
 CLUSTER = "eyas"
 """The name of a cluster that was given none."""
 
@@ -58,7 +58,7 @@ def is_loopback(host: str) -> bool:
 
 def is_passed_on(headers: Iterable[str]) -> bool:
     """Whether a proxy says, in the names of a call's headers, that the call is another's than its own."""
-    return any(name.lower() in _OF_PROXIES for name in headers)
+    return any(name.lower().startswith(_OF_PROXIES) for name in headers)
 
 
 def listed(spec: str) -> list[str]:
