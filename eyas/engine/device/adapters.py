@@ -119,14 +119,25 @@ class LeaderAdapters:
         """The adapter that all ranks have read there. Raises InvalidRequest if it was not the same on all."""
         try:
             packed = self._own.read(folder)
-        finally:
-            others = [each.decode() for each in self._leader.answers(self._answers.get(), READ_S)]
+        except Exception:
+            self._forget_each(folder, self._read_by_others())
+            raise
+        others = self._read_by_others()
         if set(others) == {packed.id}:
             return packed
-        for name in {packed.id, *others}:
-            self._leader.tell(calls.forget_adapter(folder, name))
+        self._forget_each(folder, others)
         text = f"{folder} changed while it was read: not all ranks have the same adapter of it"
         raise InvalidRequest(text, param=LORA_PATH)
+
+    def _read_by_others(self) -> list[str]:
+        """What each of the others has read of the folder that is next; "": nothing."""
+        return [each.decode() for each in self._leader.answers(self._answers.get(), READ_S)]
+
+    def _forget_each(self, folder: Path, names: Sequence[str]) -> None:
+        """Each drops what it has just read itself: of any other adapter it may have one that serves."""
+        for rank, name in enumerate(names, start=1):
+            if name:
+                self._leader.tell_one(rank, calls.forget_adapter(folder, name))
 
     def forget(self, adapter: PackedAdapter) -> None:
         """The others drop it."""
