@@ -115,6 +115,16 @@ def test_short_chunks_are_left_to_others() -> None:
     assert CudnnAttention(shape, SCALE, plain).plan(rig.spans[:1] + few)
 
 
+def test_a_sequence_that_one_place_has_no_room_for_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step reads its keys and values of a layer there: of a million tokens that is gigabytes."""
+    rig = Rig([(8, 16)])
+    shape = PoolShape(KvFormat(2, KV, DIM), len(rig.layer), PAGE)
+    for bytes_left, taken in ((0, True), (-1, False)):
+        most = 24 * 2 * KV * DIM * 4 + bytes_left
+        monkeypatch.setattr(cudnn_backend, "MOST_BYTES", most)
+        assert CudnnAttention(shape, SCALE, plain).plan(rig.spans) is taken
+
+
 def test_rows_behind_the_end_are_zero() -> None:
     rig = Rig([(3, 7)])
     pages = torch.tensor(rig.spans[0].pages, dtype=torch.int32)

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from eyas.common.errors import ConfigError
+from eyas.engine.attention.prompts import bytes_of, pages_of
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.kernels.attention.joined import join, rows_of_pages
 from eyas.engine.kernels.launch.sizes import cdiv
@@ -27,6 +27,10 @@ UNIT = 1024
 FEWEST, LEAST = 4096, 1024
 """Rows of a step's longest chunk, and of each: fewer are left to the triton kernel. A new shape takes the
 host 45 ms, once."""
+MOST_BYTES = 1 << 30
+"""Of a sequence's keys and values in one layer, which a step reads into one place: a quarter of what is left
+free for steps.
+"""
 
 _HEAD_DIMS = (64, 128, 256)
 
@@ -92,21 +96,17 @@ class CudnnAttention:
 
     def plan(self, spans: Sequence[QuerySpan]) -> bool:
         """Lays out a step's chunks, whose query rows follow each other in the order of `spans`, without
-        waiting for the device. False if some have too few rows.
+        waiting for the device. False if some have too few rows, or a sequence has too many.
         """
         counts = [span.count for span in spans]
         if max(counts) < FEWEST or min(counts) < LEAST:
             return False
-        lists = [np.asarray(s.pages[: pages_for(s.start + s.count, self._shape.page_size)]) for s in spans]
-        pages = torch.from_numpy(np.concatenate(lists).astype(np.int32))
-        if self._shape.device.startswith("cuda"):
-            pages = pages.pin_memory()  # copies from plain memory would wait for the stream
-        pages = pages.to(self._shape.device, non_blocking=True)
-        self._chunks, row, page = [], 0, 0
-        for span, used in zip(spans, lists, strict=True):
-            own = pages[page : page + len(used)]
-            self._chunks.append(_Chunk(slice(row, row + span.count), span.start, own))
-            row, page = row + span.count, page + len(used)
+        if any(bytes_of(span, self._shape) > MOST_BYTES for span in spans):
+            return False
+        self._chunks, row = [], 0
+        for span, pages in zip(spans, pages_of(spans, self._shape), strict=True):
+            self._chunks.append(_Chunk(slice(row, row + span.count), span.start, pages))
+            row += span.count
         return True
 
     def run(self, q: torch.Tensor, layer_pool: torch.Tensor, out: torch.Tensor) -> None:

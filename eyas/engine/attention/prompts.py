@@ -6,11 +6,14 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.kernels.attention.scores import ScoreScaling
+from eyas.engine.kv.pool import PoolShape
+from kv_transfer.layout import pages_for
 
 
 class PromptPlan(Protocol):
@@ -91,3 +94,17 @@ class PromptAttention:
             return False
         log.info("prompts attend by %s from now on", self._name)
         return True
+
+
+def pages_of(spans: Sequence[QuerySpan], shape: PoolShape) -> list[torch.Tensor]:
+    """Of each chunk its sequence's pages, up to its end: int32, on the device, which is not waited for."""
+    lists = [np.asarray(span.pages[: pages_for(span.start + span.count, shape.page_size)]) for span in spans]
+    pages = torch.from_numpy(np.concatenate(lists).astype(np.int32))
+    if shape.device.startswith("cuda"):
+        pages = pages.pin_memory()  # copies from plain memory would wait for the stream
+    return list(pages.to(shape.device, non_blocking=True).split([len(each) for each in lists]))
+
+
+def bytes_of(span: QuerySpan, shape: PoolShape) -> int:
+    """Of the keys and values of a chunk's sequence in one layer, up to its end."""
+    return (span.start + span.count) * 2 * shape.kv_heads * shape.head_dim * shape.dtype.itemsize

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
+from eyas.engine.attention.prompts import bytes_of, pages_of
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.kernels.attention.joined import rows_of_pages
 from eyas.engine.kernels.attention.side_by_side import KEYS, attend_side_by_side
@@ -62,20 +62,14 @@ class SideBySideAttention:
         waiting for the device. False if one has too few rows or begins within a block of keys, or if a
         sequence has too many.
         """
-        shape = self._shape
-        row = 2 * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
-        if any(s.count < FEWEST or s.start % KEYS or (s.start + s.count) * row > MOST_BYTES for s in spans):
+        if any(span.count < FEWEST or span.start % KEYS for span in spans):
             return False
-        lists = [np.asarray(s.pages[: pages_for(s.start + s.count, shape.page_size)]) for s in spans]
-        pages = torch.from_numpy(np.concatenate(lists).astype(np.int32))
-        if shape.device.startswith("cuda"):
-            pages = pages.pin_memory()  # copies from plain memory would wait for the stream
-        pages = pages.to(shape.device, non_blocking=True)
-        self._chunks, at, page = [], 0, 0
-        for span, used in zip(spans, lists, strict=True):
-            own = pages[page : page + len(used)]
-            self._chunks.append(_Chunk(slice(at, at + span.count), own, span.start + span.count))
-            at, page = at + span.count, page + len(used)
+        if any(bytes_of(span, self._shape) > MOST_BYTES for span in spans):
+            return False
+        self._chunks, row = [], 0
+        for span, pages in zip(spans, pages_of(spans, self._shape), strict=True):
+            self._chunks.append(_Chunk(slice(row, row + span.count), pages, span.start + span.count))
+            row += span.count
         return True
 
     def run(self, q: torch.Tensor, layer_pool: torch.Tensor, out: torch.Tensor) -> None:
