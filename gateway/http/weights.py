@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import Field
@@ -97,7 +97,7 @@ class GroupBody(RequestBody):
     """Its port."""
     rank_offset: int = Field(1, ge=1)
     """The rank of the first worker; each worker has one, whatever GPUs it has."""
-    world_size: int = Field(ge=2)
+    world_size: int = Field(ge=2, lt=2**31)
     """How many processes the group has, the trainer's among them."""
     group_name: str = Field("weight_update_group", min_length=1, max_length=256)
     """The group's name."""
@@ -119,7 +119,7 @@ class DistributedBody(UpdateBody):
     """The tensors that rank 0 broadcasts, in this order."""
     dtypes: list[str]
     """Their dtypes, as torch names them."""
-    shapes: list[list[int]]
+    shapes: list[list[Annotated[int, Field(ge=0, lt=2**63)]]]
     """Their shapes."""
     group_name: str = "weight_update_group"
     """The group that was made before."""

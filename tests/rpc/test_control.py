@@ -144,6 +144,8 @@ async def test_the_sdk_pauses_and_wakes_a_cluster(config: EngineConfig, tmp_path
 
 
 async def test_bad_bodies_are_refused_by_name() -> None:
+    group = {"master_address": "127.0.0.1", "master_port": 1}
+    tensors = {"names": ["a"], "dtypes": ["float32"]}
     async with client_of(ScriptedBackend(nano_tokenizer())) as http:
         for path, fields, name in (
             ("/pause_generation", {"mode": "gently"}, "mode"),
@@ -151,6 +153,9 @@ async def test_bad_bodies_are_refused_by_name() -> None:
             ("/resume_memory_occupation", {"tags": "weights"}, "tags"),
             ("/sleep?level=0", {}, "level"),
             ("/wake_up?tags=scheduling", {}, "tags"),
+            ("/init_weights_update_group", group | {"world_size": 2**64}, "world_size"),
+            ("/update_weights_from_distributed", tensors | {"shapes": [[2**64]]}, "shapes[0][0]"),
+            ("/update_weights_from_distributed", tensors | {"shapes": [[-1]]}, "shapes[0][0]"),
         ):
             refused(await http.post(path, json=fields), name)
         evil = {"sec-fetch-site": "cross-site"}
