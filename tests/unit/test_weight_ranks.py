@@ -48,6 +48,7 @@ from eyas.common.wire.control import (
 from eyas.engine.checkpoint.host_tensors import DTYPES, DiskFile, LayeredFile, mapped, read_bytes, shared
 from eyas.engine.loading import attention_ranks, follower
 from eyas.engine.loading.rank_memory import FollowerMemory, LeaderMemory
+from eyas.engine.loading.rank_replacement import FORGET, REHEARSE, LeaderReplacement
 from eyas.engine.loading.replacement import WeightReplacement
 from eyas.engine.parallel.leader import RankLeader
 from eyas.engine.parallel.ranks import RankCall, RankChannel
@@ -239,6 +240,23 @@ def test_memory_moves_on_all_ranks_or_on_none(who: int, kind: str) -> None:
         assert [part.away for part in parts] == [kind == "restore"] * 3
     parts[who].refuses = ""
     assert getattr(memory, kind)() == 15
+
+
+@pytest.mark.parametrize("error", [ConfigError("no such tensor"), torch.OutOfMemoryError("no room")])
+def test_what_one_rank_cannot_rehearse_all_let_go(error: Exception) -> None:
+    """Else the others would keep the memory of these weights, and serve on."""
+
+    def rehearse(_: object) -> None:
+        raise error
+
+    sent: list[str] = []
+    leader = SimpleNamespace(answers=lambda number, wait_s: [b""])
+    leader.ask = leader.tell = lambda call: sent.append(call.kind)
+    own = cast("WeightReplacement", SimpleNamespace(rehearse=rehearse))
+    file = read_bytes([save({"a": torch.ones(2)})])
+    with pytest.raises(type(error)):
+        LeaderReplacement(own, cast("RankLeader", leader)).rehearse(file)
+    assert sent == [REHEARSE, FORGET]
 
 
 def train(port: int, folder: str) -> None:

@@ -30,7 +30,7 @@ class LeaderReplacement:
 
     def rehearse(self, file: HostFile) -> None:
         """Raises ConfigError, as the first rank does that finds something wrong. Rank 0 keeps `file` until
-        it is forgotten, here too.
+        it is forgotten, here too; whatever is raised, the others have let it go.
         """
         number = self._leader.ask(RankCall(REHEARSE, data=msgspec.msgpack.encode(shared(file))))
         try:
@@ -41,7 +41,7 @@ class LeaderReplacement:
             for rank, text in enumerate(answers, start=1):
                 if text:
                     raise ConfigError(f"rank {rank}: {text.decode()}")
-        except ConfigError:
+        except Exception:  # it has no memory for it, say
             self.forget()
             raise
 
