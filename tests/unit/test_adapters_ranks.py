@@ -36,6 +36,7 @@ class Slots:
     contents: list[str]
     inside: dict[int, str] = field(default_factory=dict)
     slots: int = 0
+    awaited: dict[int, str] = field(default_factory=dict)  # what was inside when steps had to wait for it
 
     def read(self, folder: Path) -> Any:
         if not (name := self.contents.pop(0)):
@@ -45,6 +46,9 @@ class Slots:
     def fill(self, slot: int, adapter: Any) -> Callable[[], bool]:
         self.inside[slot] = adapter.id
         return lambda: True
+
+    def wait(self) -> None:
+        self.awaited = dict(self.inside)
 
 
 def _following(*contents: str) -> tuple[Slots, FollowerAdapters]:
@@ -68,6 +72,14 @@ def test_an_adapter_serves_on_when_its_folder_holds_another() -> None:
     assert slots.inside == {1: "new", 2: "new"}
     with pytest.raises(AssertionError, match="rank 0 has heard"):
         adapters.fill(1, FOLDER, "old")
+
+
+def test_steps_wait_for_a_slot_that_is_filled() -> None:
+    """Rank 0 has steps read it once its own copy is there, and this rank's may take longer."""
+    slots, adapters = _following("one", "two")
+    for slot, name in ((1, "one"), (2, "two")):
+        adapters.fill(slot, FOLDER, name)
+        assert slots.awaited == slots.inside and slots.awaited[slot] == name
 
 
 def test_what_was_read_twice_is_forgotten_once_at_a_time() -> None:

@@ -102,6 +102,11 @@ class DeviceAdapters:
             event.record()
         return lambda: bool(event.query()) and places is not None  # which stays as long as it is read
 
+    def wait(self) -> None:
+        """Steps that are launched from now on run behind the copies that have begun."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
 
 class LeaderAdapters:
     """An `AdapterMemory` over several ranks: what rank 0's slots take, the followers' take too."""
@@ -185,8 +190,11 @@ class FollowerAdapters:
             self._channel.answer(number, name.encode())
 
     def fill(self, slot: int, folder: Path, name: str) -> None:
-        """Begins to fill a slot with the adapter `name`, which was read there."""
+        """Begins to fill a slot with the adapter `name`, which was read there. The next steps wait for that:
+        rank 0, which says when it may be read, knows of its own copy alone.
+        """
         self._own.fill(slot, self._one(folder, name))
+        self._own.wait()
 
     def renew(self, folder: Path, name: str) -> None:
         """As of rank 0, which finds the same wrong, and drops it then."""
