@@ -81,7 +81,6 @@ def run_worker(config: WorkerConfig, engine: EngineMain = engine_main.main) -> N
 
 async def _run(config: WorkerConfig, engine: EngineMain) -> None:
     began = time.monotonic()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine inherits it: only the front handles Ctrl-C
     endpoint = new_endpoint()
     with living_in(Path(config.engine.pool_dir)), contextlib.closing(ZmqFront(endpoint)) as link:
         process = _EngineProcess(engine, config, endpoint)
@@ -90,6 +89,7 @@ async def _run(config: WorkerConfig, engine: EngineMain) -> None:
                 process.start(config.address)
             from eyas.worker.front import WorkerFront  # half a second: the engine's process imports meanwhile
 
+            await asyncio.sleep(0)  # raises what a Ctrl-C meanwhile has asked for
             front = WorkerFront(config, link)
             address = await front.start()
         except BaseException:
@@ -165,8 +165,10 @@ class _EngineProcess:
         spec = dataclasses.replace(config.engine, worker=address, encrypted=config.tls_dir is not None)
         context = multiprocessing.get_context("spawn")
         self._process = context.Process(target=self._engine, args=(spec, self._endpoint), name="eyas-engine")
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: only the front handles Ctrl-C
         with importing_safely():
             self._process.start()
+        signal.signal(signal.SIGINT, before)
         self._loop.add_reader(self._process.sentinel, self._on_end)
 
     @property

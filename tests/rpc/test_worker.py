@@ -22,6 +22,7 @@ from fake_engine import DIE, SLOW, STALL, FakeWorker, request
 from test_draft_svc import until_up
 from test_front import next_of, tokens_of
 
+from eyas.common.cluster.listening import free_ports
 from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.errors import ConfigError, Unavailable
 from eyas.common.types import KvHandle, KvKind, Role
@@ -184,6 +185,29 @@ async def test_a_front_that_cannot_be_made_ends_its_engine(
     with pytest.raises(ConfigError, match="tls-dir"):
         await worker._run(config, fake_engine.main)
     assert multiprocessing.active_children() == []
+
+
+async def test_a_ctrl_c_before_there_is_a_front_ends_the_worker(tmp_path: Path) -> None:
+    code = f"""
+import fake_engine, signal
+from eyas.common.config import EngineConfig, WorkerConfig
+from eyas.common.types import Role
+from eyas.worker import worker
+engine = EngineConfig(roles=(Role.DECODE,), model="m", pool_dir={str(tmp_path)!r})
+ready = worker._EngineProcess.start
+def start(process, address):
+    ready(process, address)
+    signal.raise_signal(signal.SIGINT)
+worker._EngineProcess.start = start
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test may run where it is ignored
+worker.run_worker(WorkerConfig(engine=engine, port={next(free_ports())}), fake_engine.main)
+"""
+    env = {**os.environ, "PYTHONPATH": f"{HERE.parent.parent}:{HERE}"}
+    ran = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=20
+    )
+    assert ran.returncode == -signal.SIGINT and "KeyboardInterrupt" in ran.stderr
+    assert "InvalidStateError" not in ran.stderr
 
 
 async def test_every_stream_of_a_stopped_worker_ends_within_six_seconds(tmp_path: Path) -> None:
