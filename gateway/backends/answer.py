@@ -120,6 +120,8 @@ async def admitted(
 
     All prompts are submitted at once. If one is refused the others are cancelled, and its error is raised.
     """
+    if len(call.requests) > 1:
+        backend.check(call.requests)
     async with contextlib.AsyncExitStack() as owned:
 
         async def start(request: GenerationRequest) -> TextStream:

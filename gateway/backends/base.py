@@ -183,6 +183,9 @@ class WeightControl(Protocol):
 class GenerationBackend(Protocol):
     """Turns requests into tokens: the cluster, or a script in a test."""
 
+    def check(self, requests: Sequence[GenerationRequest]) -> None:
+        """Raises what is known to refuse these if all are started together. A backend may know nothing."""
+
     async def start(self, request: GenerationRequest) -> GenerationStream:
         """Returns once every worker involved has admitted the request.
 
@@ -230,6 +233,9 @@ class PassingBackend(GenerationBackend):
 
     def __init__(self, backend: GenerationBackend) -> None:
         self._backend = backend
+
+    def check(self, requests: Sequence[GenerationRequest]) -> None:
+        self._backend.check(requests)
 
     async def start(self, request: GenerationRequest) -> GenerationStream:
         return await self._backend.start(request)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 
-from eyas.common.errors import RateLimited
+from eyas.common.errors import EyasError
 from eyas.common.types import GenerationRequest
 from gateway.backends.base import GenerationBackend, GenerationStream, PassingBackend, WatchedStream
-from gateway.limits.quotas import CallerLimits, UsageAccounts
+from gateway.limits.quotas import CallerLimits, QuotaUse, UsageAccounts
 
 
 class AdapterLimits(PassingBackend):
@@ -30,17 +32,23 @@ class AdapterLimits(PassingBackend):
         self._limited = bool(limits.adapters)
         self._accounts = UsageAccounts(limits.of_adapter, lambda name: f"the adapter {name}", clock)
 
+    def check(self, requests: Sequence[GenerationRequest]) -> None:
+        """Raises RateLimited if these are too many of an adapter for now, and InvalidRequest if they always
+        are: so a call that cannot begin uses nothing up.
+        """
+        if self._limited:
+            for adapter, count in Counter(request.adapter for request in requests).items():
+                if adapter:
+                    with self._use(adapter) as use:
+                        use.check(count)
+        self._backend.check(requests)
+
     async def start(self, request: GenerationRequest) -> GenerationStream:
         """Starts a request. Raises RateLimited if it is one too many of its adapter."""
         if not (self._limited and request.adapter):
             return await self._backend.start(request)
-        name = self._backend.adapters.roster.name_of(request.adapter)
-        use = self._accounts.use(name)
-        try:
+        with self._use(request.adapter) as use:
             use.enter()
-        except RateLimited:
-            self._count_limited(name)
-            raise
         try:
             stream = await self._backend.start(request)
         except BaseException:
@@ -53,3 +61,13 @@ class AdapterLimits(PassingBackend):
             use.leave()
 
         return WatchedStream(stream, closed)
+
+    @contextlib.contextmanager
+    def _use(self, adapter: str) -> Iterator[QuotaUse]:
+        """A call on the account of an adapter's name; a refusal here is counted."""
+        name = self._backend.adapters.roster.name_of(adapter)
+        try:
+            yield self._accounts.use(name)
+        except EyasError:
+            self._count_limited(name)
+            raise

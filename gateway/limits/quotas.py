@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from eyas.common.errors import ConfigError, RateLimited
+from eyas.common.errors import ConfigError, InvalidRequest, RateLimited
 from gateway.limits.queues import ReadQueue
 
 FLAG = "key-limits"
@@ -135,16 +135,25 @@ class CallerAccount:
         self.requests = _bucket(limits.requests_per_minute, now)
         self.tokens = _bucket(limits.tokens_per_minute, now)
 
+    def check(self, now: float, count: int = 1) -> None:
+        """Raises RateLimited if so many calls cannot begin together now, InvalidRequest if they never can."""
+        most, rate = self.limits.concurrent_requests, self.limits.requests_per_minute
+        for limit, name in ((most, "requests at a time"), (rate, "requests per minute")):
+            if limit is not None and count > limit:
+                raise InvalidRequest(f"{count} prompts are more than the {limit} {name} of {self._whose}")
+        if most is not None and self.open + count > most:
+            raise RateLimited(
+                f"{self.open} requests of {self._whose} are open already: {most} is the most", 1
+            )
+        for bucket, name, level in ((self.requests, "requests", count), (self.tokens, "tokens", 1)):
+            if bucket is not None and bucket.level(now) < level:
+                wait = max(math.ceil(bucket.until(level, now)), 1)
+                used = f"{self._whose} has used its {bucket.per_minute} {name} per minute"
+                raise RateLimited(f"{used}: come back in {wait} s", wait)
+
     def enter(self, now: float) -> None:
         """A call begins. Raises RateLimited if that is one too many."""
-        most = self.limits.concurrent_requests
-        if most is not None and self.open >= most:
-            raise RateLimited(f"{most} requests of {self._whose} are open already: that is the most", 1)
-        for bucket, name in ((self.requests, "requests"), (self.tokens, "tokens")):
-            if bucket is not None and bucket.level(now) < 1:
-                wait = max(math.ceil(bucket.until(1, now)), 1)
-                said = f"{self._whose} has used its {bucket.per_minute} {name} per minute"
-                raise RateLimited(f"{said}: come back in {wait} s", wait)
+        self.check(now)
         if self.requests is not None:
             self.requests.take(1, now)
         self.open += 1
@@ -231,6 +240,10 @@ class QuotaUse:
         self._account = account
         self._clock = clock
         self._entered = False
+
+    def check(self, count: int) -> None:
+        """See `CallerAccount.check`: `count` calls like this one would begin together."""
+        self._account.check(self._clock(), count)
 
     def enter(self) -> None:
         """The call begins. Raises RateLimited."""

@@ -119,6 +119,9 @@ class ScriptedBackend:
     adapters: ScriptedAdapters = field(default_factory=ScriptedAdapters)
     weights: ScriptedWeights = field(default_factory=ScriptedWeights)
 
+    def check(self, requests: Sequence[GenerationRequest]) -> None:
+        pass
+
     async def start(self, request: GenerationRequest) -> ScriptedStream:
         self.requests.append(request)
         if self.refusal is not None:

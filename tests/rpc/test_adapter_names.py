@@ -161,10 +161,33 @@ async def test_an_adapter_has_limits_for_all_its_callers(backend: ScriptedBacken
         now[0] += 3600
         assert (await ask("one")).status_code == 200
         both = await ask("org/two", prompt=["Hi", "Hi"])
-        assert both.status_code == 429 and "1 requests of the adapter org/two" in both.text
-        assert (await ask("org/two")).status_code == 200  # the first prompt of both has left
+        assert both.status_code == 400
+        assert "2 prompts are more than the 1 requests at a time of the adapter org/two" in both.text
+        assert (await ask("org/two")).status_code == 200  # nothing of both began
     for name in ("one", "org/two"):
         assert registry.get_sample_value("eyas_adapter_requests_limited_total", {"adapter": name}) == 1.0
+
+
+async def test_prompts_of_a_call_begin_together_or_not_at_all(backend: ScriptedBackend) -> None:
+    """Prompts that are refused use nothing of a rate up: who comes back in time is served."""
+    now = [1000.0]
+    limits = CallerLimits(adapters={"one": KeyLimits(requests_per_minute=6)})
+    limited = AdapterLimits(backend, limits, lambda name: None, lambda: now[0])
+    async with client_of(limited, tokenizer=backend.tokenizer) as client:
+
+        async def ask(route: str, **more: Any) -> httpx.Response:
+            return await client.post(route, json={"model": "one"} | more)
+
+        assert (await ask("/v1/completions", prompt=["Hi"] * 4)).status_code == 200
+        refused = await ask("/v1/completions", prompt=["Hi"] * 5)
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "30"
+        now[0] += 30
+        assert (await ask("/v1/completions", prompt=["Hi"] * 5)).status_code == 200
+        for route, field in (("/v1/completions", "prompt"), ("/generate", "text")):
+            never = await ask(route, **{field: ["Hi"] * 7})
+            assert never.status_code == 400 and "retry-after" not in never.headers
+            assert "7 prompts are more than the 6 requests per minute of the adapter one" in never.text
+    assert len(backend.requests) == 9
 
 
 async def test_each_adapter_is_counted_up_to_a_bound(
