@@ -54,9 +54,9 @@ class Slots:
 def _following(*contents: str) -> tuple[Slots, FollowerAdapters]:
     """Slots, and adapters that were read as often as there are contents."""
     slots, channel = Slots(list(contents)), Channel()
-    adapters = FollowerAdapters(cast("DeviceAdapters", slots), cast("RankChannel", channel))
+    adapters = FollowerAdapters(cast("DeviceAdapters", slots), cast("RankChannel", channel), lambda: None)
     for number in range(len(contents)):
-        adapters.announce(number, FOLDER)
+        adapters.read(number, FOLDER)
     adapters._reader.shutdown()
     assert channel.answers == [(number, name.encode()) for number, name in enumerate(contents)]
     return slots, adapters
@@ -119,7 +119,6 @@ def test_an_adapter_that_not_all_ranks_have_read_is_refused(own: str, others: li
     leader = Leader(others)
     slots = cast("DeviceAdapters", Slots([own], slots=2))
     adapters = LeaderAdapters(slots, cast("RankLeader", leader))
-    adapters.announce(FOLDER)
     with pytest.raises(InvalidRequest, match="changed while it was read" if own else "it is wrong"):
         adapters.read(FOLDER)
     assert leader.sent == [
@@ -130,7 +129,6 @@ def test_an_adapter_that_not_all_ranks_have_read_is_refused(own: str, others: li
 def test_an_adapter_that_all_ranks_have_read_is_taken() -> None:
     leader = Leader(["one", "one"])
     adapters = LeaderAdapters(cast("DeviceAdapters", Slots(["one"], slots=2)), cast("RankLeader", leader))
-    adapters.announce(FOLDER)
     assert (adapters.read(FOLDER).id, leader.sent) == ("one", [])
 
 

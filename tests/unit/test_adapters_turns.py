@@ -34,9 +34,6 @@ class HandMemory:
     done: bool = True
     forgotten: list[str] = field(default_factory=list)
 
-    def announce(self, folder: Path) -> None:
-        """One rank."""
-
     def forget(self, adapter: Any) -> None:
         self.forgotten.append(adapter.id)
 

@@ -52,9 +52,6 @@ class AdapterMemory(Protocol):
     def slots(self) -> int:
         """The number of them."""
 
-    def announce(self, folder: Path) -> None:
-        """A thread is going to `read` this folder: other ranks do so too."""
-
     def read(self, folder: Path) -> StoredAdapter:
         """The adapter in a folder, in the host's memory; called by a thread of its own.
 
@@ -115,9 +112,7 @@ class AdapterTable:
 
     def load(self, command: LoadAdapter) -> None:
         """Begins to read a folder; one `AdapterLoaded` follows, by `poll`."""
-        folder = Path(command.path)
-        self.memory.announce(folder)
-        self._reading.append((command, self._reader.submit(self.memory.read, folder)))
+        self._reading.append((command, self._reader.submit(self.memory.read, Path(command.path))))
 
     def unload(self, command: UnloadAdapter) -> AdapterUnloaded:
         """Refuses new requests for it from now on, and frees it once there are no others."""

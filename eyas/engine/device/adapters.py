@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 
 import torch
 
@@ -72,9 +71,6 @@ class DeviceAdapters:
             weakref.finalize(packed, _unlock, packed.numbers, self._stream)
         return packed
 
-    def announce(self, folder: Path) -> None:
-        """Does nothing: each rank reads by itself."""
-
     def forget(self, adapter: PackedAdapter) -> None:
         """Does nothing: whoever has it drops it."""
 
@@ -114,29 +110,25 @@ class LeaderAdapters:
     def __init__(self, own: DeviceAdapters, leader: RankLeader) -> None:
         self.slots = own.slots
         self._own, self._leader = own, leader
-        self._answers: SimpleQueue[int] = SimpleQueue()  # of folders that are being read, in their order
-
-    def announce(self, folder: Path) -> None:
-        """The others begin to read the folder."""
-        self._answers.put(self._leader.ask(calls.read_adapter(folder)))
 
     def read(self, folder: Path) -> PackedAdapter:
         """The adapter that all ranks have read there. Raises InvalidRequest if it was not the same on all."""
+        number = self._leader.ask(calls.read_adapter(folder))
         try:
             packed = self._own.read(folder)
         except Exception:
-            self._forget_each(folder, self._read_by_others())
+            self._forget_each(folder, self._read_by_others(number))
             raise
-        others = self._read_by_others()
+        others = self._read_by_others(number)
         if set(others) == {packed.id}:
             return packed
         self._forget_each(folder, others)
         text = f"{folder} changed while it was read: not all ranks have the same adapter of it"
         raise InvalidRequest(text, param=LORA_PATH)
 
-    def _read_by_others(self) -> list[str]:
-        """What each of the others has read of the folder that is next; "": nothing."""
-        return [each.decode() for each in self._leader.answers(self._answers.get(), READ_S)]
+    def _read_by_others(self, number: int) -> list[str]:
+        """What each of the others has read at that call; "": nothing."""
+        return [each.decode() for each in self._leader.answers(number, READ_S)]
 
     def _forget_each(self, folder: Path, names: Sequence[str]) -> None:
         """Each drops what it has just read itself: of any other adapter it may have one that serves."""
@@ -165,17 +157,25 @@ class LeaderAdapters:
 
 
 class FollowerAdapters:
-    """What a rank above 0 has of adapters: it reads what rank 0 reads, at about the same time.
+    """What a rank above 0 has of adapters: it reads what rank 0 reads, at about the same time. `calls`: what
+    it does, by their kinds.
 
     A folder may hold another adapter each time that it is read, and the one before may still serve.
     """
 
-    def __init__(self, own: DeviceAdapters, channel: RankChannel) -> None:
-        self._own, self._channel = own, channel
+    def __init__(self, own: DeviceAdapters, channel: RankChannel, settle: Callable[[], None]) -> None:
+        """`settle`: waits until the device has computed the steps that were launched."""
+        self._own, self._channel, self._settle = own, channel, settle
         self._reader = ThreadPoolExecutor(1, "adapters")
         self._reads: list[tuple[Path, Future[PackedAdapter]]] = []
+        self.calls: Mapping[str, Callable[[RankCall], None]] = {
+            calls.READ_ADAPTER: lambda call: self.read(call.numbers[0], calls.folder_of(call)),
+            calls.FILL_ADAPTER: lambda call: self.fill(call.numbers[0], *calls.adapter_of(call)),
+            calls.FORGET_ADAPTER: lambda call: self.forget(*calls.adapter_of(call)),
+            calls.RENEW_ADAPTER: lambda call: self.renew(*calls.adapter_of(call)),
+        }
 
-    def announce(self, number: int, folder: Path) -> None:
+    def read(self, number: int, folder: Path) -> None:
         """Begins to read a folder; then answers the call `number` with the adapter's id, or with nothing."""
         self._reads = [each for each in self._reads if not (each[1].done() and each[1].exception())]
         self._reads.append((folder, self._reader.submit(self._read, number, folder)))
@@ -198,6 +198,7 @@ class FollowerAdapters:
 
     def renew(self, folder: Path, name: str) -> None:
         """As of rank 0, which finds the same wrong, and drops it then."""
+        self._settle()
         with contextlib.suppress(EyasError):
             self._own.renew(self._one(folder, name))
 

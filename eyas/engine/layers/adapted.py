@@ -93,9 +93,6 @@ class PlainAdapters:
         self._config, self._matrices, self._rank = config, matrices, rank
         self._sites = AdapterSites([matrix.site for matrix in matrices])
 
-    def announce(self, folder: Path) -> None:
-        """Does nothing: there is one rank."""
-
     def renew(self, adapter: PackedAdapter) -> None:
         """Does nothing: no factor has a number of the weights in it."""
 

@@ -34,7 +34,8 @@ def main(loaded: EngineSpec, rank_info: RankInfo, channel: RankChannel) -> None:
     rank = build_rank(loaded, EngineStart(), group, StepExecutor)
     executor = rank.executor
     memory = FollowerMemory(executor.state.movable, channel, executor.wait)
-    follow(channel, {**FollowerRank(executor, channel).calls, **_of_weights(rank, channel), **memory.calls})
+    others = {**_of_weights(rank, channel), **_of_adapters(executor, channel), **memory.calls}
+    follow(channel, {**FollowerRank(executor).calls, **others})
     executor.close()
     group.close()
 
@@ -49,14 +50,18 @@ def _of_weights(rank: WarmRank, channel: RankChannel) -> Mapping[str, Callable[[
     return FollowerReplacement(own, loaded.config.device, channel, executor.wait).calls
 
 
+def _of_adapters(executor: StepExecutor, channel: RankChannel) -> Mapping[str, Callable[[RankCall], None]]:
+    """What this rank does with adapters, if its model has slots for some."""
+    own = executor.state.adapters
+    return {} if own is None else FollowerAdapters(own, channel, executor.wait).calls
+
+
 class FollowerRank:
     """`calls`: what is done at each kind of call; the twin of `eyas.engine.device.rank0_executor`."""
 
-    def __init__(self, executor: StepExecutor, channel: RankChannel) -> None:
+    def __init__(self, executor: StepExecutor) -> None:
         self._executor = executor
         self._step: StepInput | None = None
-        own = executor.state.adapters
-        self._adapters = None if own is None else FollowerAdapters(own, channel)
         self.calls: Mapping[str, Callable[[RankCall], None]] = {
             calls.BEGIN: self._begin,
             calls.SCORE: self._score,
@@ -67,10 +72,6 @@ class FollowerRank:
             calls.CATCH_UP: self._catch_up,
             calls.COPY_PAGE: self._copy_page,
             calls.COPY_STATE: self._copy_state,
-            calls.READ_ADAPTER: self._read_adapter,
-            calls.FILL_ADAPTER: self._fill_adapter,
-            calls.FORGET_ADAPTER: self._forget_adapter,
-            calls.RENEW_ADAPTER: self._renew_adapter,
         }
 
     def _begin(self, call: RankCall) -> None:
@@ -101,20 +102,3 @@ class FollowerRank:
 
     def _copy_state(self, call: RankCall) -> None:
         self._executor.copy_state(*call.numbers)
-
-    def _read_adapter(self, call: RankCall) -> None:
-        assert self._adapters is not None
-        self._adapters.announce(call.numbers[0], calls.folder_of(call))
-
-    def _fill_adapter(self, call: RankCall) -> None:
-        assert self._adapters is not None
-        self._adapters.fill(call.numbers[0], *calls.adapter_of(call))
-
-    def _forget_adapter(self, call: RankCall) -> None:
-        assert self._adapters is not None
-        self._adapters.forget(*calls.adapter_of(call))
-
-    def _renew_adapter(self, call: RankCall) -> None:
-        assert self._adapters is not None
-        self._executor.wait()
-        self._adapters.renew(*calls.adapter_of(call))
