@@ -15,11 +15,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from eyas.engine.kernels.attention.attend_masks import UNSEEN, lowest_of, masked
+from eyas.engine.kernels.attention.attend_masks import lowest_of, masked
 from eyas.engine.kernels.attention.attend_scaled import over_scaled_part
 from eyas.engine.kernels.attention.attend_tiles import AttentionTiling, most_parts, tiling_of, within
 from eyas.engine.kernels.attention.paged import PagedKv, pages_of
 from eyas.engine.kernels.attention.scores import first_row, lowest_row, tanh, with_sink
+from eyas.engine.kernels.attention.softmax import UNSEEN
 from eyas.engine.kernels.launch.launching import call_ahead, kernel
 from eyas.engine.kernels.launch.sizes import padded_batch
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-UNSEEN = tl.constexpr(-1.0e30)
-"""Finite: what a query does not see then weighs nothing, wherever it stands."""
+from eyas.engine.kernels.attention.softmax import UNSEEN
 
 
 @triton.jit

@@ -8,10 +8,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from eyas.engine.kernels.attention.attend_masks import UNSEEN, lowest_of, masked
+from eyas.engine.kernels.attention.attend_masks import lowest_of, masked
 from eyas.engine.kernels.attention.e4m3 import in_units, key_part, lifted, query_parts, value_part, weighed
 from eyas.engine.kernels.attention.paged import block_pages, read_words, scales_of
 from eyas.engine.kernels.attention.scores import tanh
+from eyas.engine.kernels.attention.softmax import UNSEEN
 
 
 @triton.jit

@@ -17,10 +17,9 @@ import triton.language as tl
 from eyas.engine.kernels.attention.attend_tiles import NARROW
 from eyas.engine.kernels.attention.paged import PagedKv, keys_at_a_time, pages_of, read_rows, scales_of
 from eyas.engine.kernels.attention.scores import first_row, lowest_row, tanh, with_sink
+from eyas.engine.kernels.attention.softmax import UNSEEN
 from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
-
-_UNSEEN = tl.constexpr(-1.0e30)
 
 
 @dataclass(frozen=True)
@@ -259,7 +258,7 @@ def _add_parts(tiles, out, made, sums, rows, layout: tl.constexpr):
     place = (first + row // layout.group).to(tl.int64) * layout.heads
     place += tl.program_id(0) * layout.group + row % layout.group
     real = row // layout.group < count
-    peak = tl.full([layout.slice], _UNSEEN, tl.float32)
+    peak = tl.full([layout.slice], UNSEEN, tl.float32)
     total = tl.full([layout.slice], 0.0, tl.float32)
     acc = tl.full([layout.slice, layout.dim], 0.0, tl.float32)
     for part in range(parts):
@@ -289,7 +288,7 @@ def _over_rows(
     whole = start // layout.keys * layout.keys
     if layout.parts > 1:
         whole = tl.minimum(tl.maximum(whole, begin), stop)
-    peak = tl.full([layout.tile], _UNSEEN, tl.float32)
+    peak = tl.full([layout.tile], UNSEEN, tl.float32)
     total = tl.full([layout.tile], 0.0, tl.float32)
     acc = tl.full([layout.tile, layout.dim], 0.0, tl.float32)
     entered = begin
@@ -353,7 +352,7 @@ def _blocks(
                 seen = seen & (row[None, :] > own[:, None] - layout.window)
             if layout.chunk > 0:
                 seen = seen & (row[None, :] >= own[:, None] // layout.chunk * layout.chunk)
-            scores = tl.where(seen, scores, _UNSEEN)
+            scores = tl.where(seen, scores, UNSEEN)
         new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
         weights = tl.exp2(scores * factor - new_peak[:, None])
         if MASKED and layout.narrow:  # a row that has seen nothing yet: its peak is a rounded product

@@ -9,10 +9,11 @@ do, so no blocks have a mask but those of a tile's own rows.
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from eyas.engine.kernels.attention.scores import LOG2_E
+from eyas.engine.kernels.attention.softmax import UNSEEN, with_block
 from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.sizes import cdiv
 
@@ -20,8 +21,6 @@ KEYS = 64
 """Rows before a chunk: a multiple of it, so that every tile begins with a block of keys."""
 
 _ROWS = 128
-_UNSEEN = tl.constexpr(-1.0e30)
-_LOG2_E = 1.4426950408889634
 
 
 def attend_side_by_side(
@@ -36,7 +35,7 @@ def attend_side_by_side(
     (m, heads, dim), (n, kv_heads, _) = q.shape, keys.shape
     rows = [_described(each, _ROWS if each is q or each is out else KEYS) for each in (q, keys, values, out)]
     _attend_rows[(heads, cdiv(m, _ROWS))](
-        *(*rows, (n - m) // KEYS, scale * _LOG2_E),
+        *(*rows, (n - m) // KEYS, scale * LOG2_E),
         GROUP=heads // kv_heads,
         DIM=dim,
         ROWS=_ROWS,
@@ -65,29 +64,18 @@ def _attend_rows(
     whole, first = before * KEYS + tile * ROWS, tile * ROWS
     column = head // GROUP * DIM
     q_tile = q.load([first, head * DIM])
-    peak = tl.full([ROWS], _UNSEEN, tl.float32)
+    peak = tl.full([ROWS], UNSEEN, tl.float32)
     total = tl.full([ROWS], 0.0, tl.float32)
     acc = tl.full([ROWS, DIM], 0.0, tl.float32)
     for block in range(0, whole, KEYS):
         k, v = keys.load([block, column]), values.load([block, column])
         scores = tl.dot(q_tile, k.T, input_precision="ieee")
-        peak, total, acc = _added(scores, v, scale, peak, total, acc)
+        peak, total, acc = with_block(scores, v, scale, peak, total, acc)
     own = tl.arange(0, ROWS)
     for block in range(0, ROWS, KEYS):
         k, v = keys.load([whole + block, column]), values.load([whole + block, column])
         scores = tl.dot(q_tile, k.T, input_precision="ieee")
         key = block + tl.arange(0, KEYS)
-        scores = tl.where(key[None, :] <= own[:, None], scores, _UNSEEN)
-        peak, total, acc = _added(scores, v, scale, peak, total, acc)
+        scores = tl.where(key[None, :] <= own[:, None], scores, UNSEEN)
+        peak, total, acc = with_block(scores, v, scale, peak, total, acc)
     out.store([first, head * DIM], (acc / total[:, None]).to(out.dtype))
-
-
-@triton.jit
-def _added(scores, v, scale, peak, total, acc):
-    """The softmax so far with a block of keys and values."""
-    new_peak = tl.maximum(peak, tl.max(scores, 1) * scale)
-    weights = tl.exp2(scores * scale - new_peak[:, None])
-    rescale = tl.exp2(peak - new_peak)
-    total = total * rescale + tl.sum(weights, 1)
-    acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
-    return new_peak, total, acc

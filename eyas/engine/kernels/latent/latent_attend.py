@@ -23,11 +23,10 @@ from eyas.engine.kernels.attention.attend import QueryRows
 from eyas.engine.kernels.attention.attend_tiles import AttentionTiling
 from eyas.engine.kernels.attention.paged import PagedKv, pages_of
 from eyas.engine.kernels.attention.scores import first_row, lowest_row
+from eyas.engine.kernels.attention.softmax import UNSEEN
 from eyas.engine.kernels.latent.latent_tiles import latent_chunk_tiling, latent_tiling_of, least_part
 from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.sizes import cdiv
-
-_UNSEEN = tl.constexpr(-1.0e30)  # finite: what a query does not see then weighs nothing, wherever it stands
 
 
 @dataclass(frozen=True)
@@ -268,7 +267,7 @@ def _over_rows(
     q_at = q + place[:, None] * layout.row
     q_latent = tl.load(q_at + latent, mask=real[:, None], other=0.0)
     q_rotated = tl.load(q_at + layout.latent + rotated, mask=real[:, None], other=0.0)
-    peak = tl.full([layout.tile], _UNSEEN, tl.float32)
+    peak = tl.full([layout.tile], UNSEEN, tl.float32)
     total = tl.full([layout.tile], 0.0, tl.float32)
     acc = tl.full([layout.tile, layout.latent], 0.0, tl.float32)
     row = first + tl.arange(0, layout.keys)
@@ -289,10 +288,10 @@ def _over_rows(
             seen = _seen(row[None, :] - start, sees, queries, layout) & inside[None, :]
             if layout.words == 0:
                 seen = seen & ((row >= edge)[None, :] | (row[None, :] == start + sees))
-            scores = tl.where(seen, scores, _UNSEEN)
+            scores = tl.where(seen, scores, UNSEEN)
         elif block + layout.keys > start:
             seen = _seen(row[None, :] - start, sees, queries, layout) & inside[None, :]
-            scores = tl.where(seen, scores, _UNSEEN)
+            scores = tl.where(seen, scores, UNSEEN)
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         weights = tl.exp2(scores - new_peak[:, None])
         rescale = tl.exp2(peak - new_peak)

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from eyas.engine.kernels.attention.softmax import UNSEEN, with_block
 from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.sizes import power_of_2
 from eyas.engine.kernels.products.rope_store import rotated
@@ -23,7 +24,6 @@ TILE = 128
 """Query rows of a program."""
 
 _KEYS = 64
-_UNSEEN = tl.constexpr(-1.0e30)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _attend_expanded(
     keys += begin * (HEADS * PLAIN) + head * PLAIN
     values += begin * (HEADS * VALUE) + head * VALUE
     rows += begin * WIDTH + (WIDTH - 2 * HALF)
-    peak = tl.full([ROWS], _UNSEEN, tl.float32)
+    peak = tl.full([ROWS], UNSEEN, tl.float32)
     total = tl.full([ROWS], 0.0, tl.float32)
     acc = tl.full([ROWS, VALUE_BLOCK], 0.0, tl.float32)
     whole = start // KEYS * KEYS
@@ -145,19 +145,8 @@ def _whole_blocks(
         v = values.load([begin + block, head * VALUE])
         scores = tl.dot(q_plain, tl.trans(k), input_precision="ieee")
         scores = tl.dot(q_turned, tl.trans(turned), scores, input_precision="ieee")
-        peak, total, acc = _added(scores, v, scale, peak, total, acc)
+        peak, total, acc = with_block(scores, v, scale, peak, total, acc)
     return peak, total, acc
-
-
-@triton.jit
-def _added(scores, v, scale, peak, total, acc):
-    """The softmax so far with a block of keys and values."""
-    new_peak = tl.maximum(peak, tl.max(scores, 1) * scale)
-    weights = tl.exp2(scores * scale - new_peak[:, None])
-    rescale = tl.exp2(peak - new_peak)
-    total = total * rescale + tl.sum(weights, 1)
-    acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
-    return new_peak, total, acc
 
 
 @triton.jit
@@ -183,6 +172,6 @@ def _blocks(
         scores = tl.dot(q_plain, tl.trans(k), input_precision="ieee")
         scores = tl.dot(q_turned, tl.trans(turned), scores, input_precision="ieee")
         if MASKED:
-            scores = tl.where(tl.trans(key) <= own[:, None], scores, _UNSEEN)
-        peak, total, acc = _added(scores, v, scale, peak, total, acc)
+            scores = tl.where(tl.trans(key) <= own[:, None], scores, UNSEEN)
+        peak, total, acc = with_block(scores, v, scale, peak, total, acc)
     return peak, total, acc
