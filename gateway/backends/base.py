@@ -184,7 +184,8 @@ class GenerationBackend(Protocol):
     """Turns requests into tokens: the cluster, or a script in a test."""
 
     def check(self, requests: Sequence[GenerationRequest]) -> None:
-        """Raises what is known to refuse these if all are started together. A backend may know nothing."""
+        """Raises what is known to refuse these if all are started together."""
+        ...
 
     async def start(self, request: GenerationRequest) -> GenerationStream:
         """Returns once every worker involved has admitted the request.

@@ -79,6 +79,9 @@ class ClusterBackend(GenerationBackend):
         self._cluster = cluster
         self._layout = layout or StaticLayout()
 
+    def check(self, requests: Sequence[GenerationRequest]) -> None:
+        """Nothing: workers say what they refuse, as each request starts."""
+
     async def start(self, request: GenerationRequest) -> ClusterGeneration:
         """The generation, admitted by every leg. Raises EyasError (Overloaded, ...) and leaves no leg."""
         generation = ClusterGeneration(self._cluster, request, self._layout)
