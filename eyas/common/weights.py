@@ -18,6 +18,9 @@ from eyas.common.wire.message import TaggedMessage, WireFailure
 PREPARE_S = 900.0
 """To read and rehearse the weights of a large model; what is prepared stays as long for those that follow."""
 
+JOIN_S = 120.0
+"""For all processes of a group to meet."""
+
 
 class Running(enum.StrEnum):
     """What becomes of requests that run when new weights come."""
@@ -167,7 +170,7 @@ class JoinGroup(TaggedMessage, frozen=True):
     rank: int
     size: int
     backend: str
-    wait_s: float
+    wait_s: float = JOIN_S
 
 
 class LeaveGroup(TaggedMessage, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import msgspec
 
@@ -12,11 +13,13 @@ from eyas.common.weights import (
     DeviceBuffer,
     DeviceSource,
     GroupSource,
-    JoinGroup,
     TensorMeta,
 )
 
-JOIN_S = 120.0
+GroupBackend = Literal["nccl", "gloo"]
+BACKENDS: tuple[str, ...] = get_args(GroupBackend)
+MOST_NAME = 256  # characters of the name of weights, and of a group's
+WAIT_S, MOST_WAIT_S = 300.0, 3600.0  # for requests that run
 
 
 def device_source(texts: Sequence[str]) -> DeviceSource:
@@ -42,8 +45,3 @@ def group_source(
     tensors = zip(names, dtypes, shapes, strict=True)
     metas = (TensorMeta(n, DTYPES[d.removeprefix("torch.")], tuple(shape)) for n, d, shape in tensors)
     return GroupSource(group, tuple(metas))
-
-
-def joined_group(name: str, address: str, first_rank: int, size: int, backend: str) -> JoinGroup:
-    """The command by which workers join a group, from `first_rank` on."""
-    return JoinGroup(name, address, first_rank, size, backend, JOIN_S)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from eyas.common.cluster.names import is_address
 from eyas.common.errors import InvalidRequest
 from eyas.common.weights import BytesSource, FolderSource, JoinGroup, Running, SharedSource, Source
-from gateway.formats.weight_sources import device_source, group_source, joined_group
+from gateway.formats.weight_sources import BACKENDS, MOST_WAIT_S, WAIT_S, device_source, group_source
 from gateway.routing.weights import WeightsChange, WeightUpdate
 from protos import eyas_pb2
 
-BACKENDS = ("nccl", "gloo")
-WAIT_S, MOST_WAIT_S = 300.0, 3600.0
 _RUNNING = {
     eyas_pb2.RUNNING_REQUESTS_UNSPECIFIED: Running.DRAIN,
     eyas_pb2.RUNNING_REQUESTS_DRAIN: Running.DRAIN,
@@ -52,7 +50,7 @@ def _source(request: eyas_pb2.UpdateWeightsRequest) -> Source:
 def join_of(request: eyas_pb2.JoinWeightsGroupRequest) -> JoinGroup:
     """The command. Raises InvalidRequest, which names the field."""
     first = request.first_rank if request.HasField("first_rank") else 1
-    backend = request.backend or "nccl"
+    backend = request.backend or BACKENDS[0]
     for wrong, field, text in (
         (not is_address(request.address), "address", "is HOST:PORT"),
         (not request.group, "group", "is required"),
@@ -62,7 +60,7 @@ def join_of(request: eyas_pb2.JoinWeightsGroupRequest) -> JoinGroup:
     ):
         if wrong:
             raise InvalidRequest(f"{field} {text}", param=field)
-    return joined_group(request.group, request.address, first, request.size, backend)
+    return JoinGroup(request.group, request.address, first, request.size, backend)
 
 
 def change_to_pb(change: WeightsChange) -> eyas_pb2.UpdateWeightsResponse:

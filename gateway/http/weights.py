@@ -17,11 +17,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from eyas.common.errors import EyasError, InvalidRequest
-from eyas.common.weights import BytesSource, FolderSource, GroupSource, Running, SharedSource, Source
+from eyas.common.weights import (
+    BytesSource,
+    FolderSource,
+    GroupSource,
+    JoinGroup,
+    Running,
+    SharedSource,
+    Source,
+)
 from gateway.backends.base import GenerationBackend
 from gateway.formats.fields import RequestBody
 from gateway.formats.openai_reply import error_body
-from gateway.formats.weight_sources import device_source, group_source, joined_group
+from gateway.formats.weight_sources import (
+    MOST_NAME,
+    MOST_WAIT_S,
+    WAIT_S,
+    GroupBackend,
+    device_source,
+    group_source,
+)
 from gateway.http.openapi import JSON, Answerer, HttpEndpoint
 from gateway.http.operators import OperatorBodies
 from gateway.http.pages import json_response
@@ -34,7 +49,7 @@ MOST_INLINE = 15 * 2**20  # bytes of tensors in a body, as they travel to worker
 class UpdateBody(RequestBody):
     """What all updates have."""
 
-    weight_version: str | None = Field(None, max_length=256)
+    weight_version: str | None = Field(None, max_length=MOST_NAME)
     """The name of the new weights, which every answer tells; without: the number of the update."""
     abort_all_requests: bool = False
     """True: as `running` "abort"."""
@@ -43,7 +58,7 @@ class UpdateBody(RequestBody):
     running: Literal["drain", "abort", "restart"] = "drain"
     """What becomes of requests that run: they are waited for, or fail, or, if they have no token yet, begin
     again with the new weights."""
-    timeout: float = Field(300.0, ge=0, le=3600)
+    timeout: float = Field(WAIT_S, ge=0, le=MOST_WAIT_S)
     """Seconds to wait for them; then the old weights serve on."""
 
     def update(self, source: Source, *, whole: bool) -> WeightUpdate:
@@ -99,9 +114,9 @@ class GroupBody(RequestBody):
     """The rank of the first worker; each worker has one, whatever GPUs it has."""
     world_size: int = Field(ge=2, lt=2**31)
     """How many processes the group has, the trainer's among them."""
-    group_name: str = Field("weight_update_group", min_length=1, max_length=256)
+    group_name: str = Field("weight_update_group", min_length=1, max_length=MOST_NAME)
     """The group's name."""
-    backend: Literal["nccl", "gloo"] = "nccl"
+    backend: GroupBackend = "nccl"
     """How tensors travel."""
 
 
@@ -188,7 +203,7 @@ class WeightEndpoints:
         body = await self._bodies.read(GroupBody, request)
         address = f"{body.master_address}:{body.master_port}"
         name, size = body.group_name, body.world_size
-        command = joined_group(name, address, body.rank_offset, size, body.backend)
+        command = JoinGroup(name, address, body.rank_offset, size, body.backend)
 
         async def joined() -> dict[str, Any]:
             workers = await self._backend.weights.join(command)

@@ -55,10 +55,10 @@ class WeightUpdate:
     """
 
     source: Source
-    version: str = ""
-    whole: bool = True
-    running: Running = Running.DRAIN
-    wait_s: float = 300.0
+    version: str
+    whole: bool
+    running: Running
+    wait_s: float
 
 
 @dataclass(frozen=True)
