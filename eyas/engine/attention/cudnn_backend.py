@@ -10,12 +10,11 @@ logarithms of their sums. Of heads of 256 that takes two thirds of the time of t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from eyas.common.errors import ConfigError
-from eyas.engine.attention.prompts import bytes_of, pages_of
+from eyas.engine.attention.prompts import PromptChunk, bytes_of, chunks_of
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.kernels.attention.joined import join, rows_of_pages
 from eyas.engine.kernels.launch.sizes import cdiv
@@ -50,23 +49,6 @@ def dense(
     return made[0].transpose(0, 1), sums[0, :, :, 0]
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """The query rows `rows` of a step, the first of which is the sequence's row `start`; its pages."""
-
-    rows: slice
-    start: int
-    pages: torch.Tensor
-
-    @property
-    def count(self) -> int:
-        return int(self.rows.stop - self.rows.start)
-
-    @property
-    def end(self) -> int:
-        return self.start + self.count
-
-
 class CudnnAttention:
     """Causal attention of prompt chunks: `plan` once per step, then `run` for each layer of that scale."""
 
@@ -79,7 +61,7 @@ class CudnnAttention:
         if attend is dense and shape.device != "meta" and not torch.backends.cudnn.is_available():
             raise _refusal("is not there")
         self._shape, self._scale, self._attend = shape, scale, attend
-        self._chunks: list[_Chunk] = []
+        self._chunks: list[PromptChunk] = []
 
     def ready(self) -> bool:
         """True: a kernel that is not there yet comes with its first call."""
@@ -103,10 +85,7 @@ class CudnnAttention:
             return False
         if any(bytes_of(span, self._shape) > MOST_BYTES for span in spans):
             return False
-        self._chunks, row = [], 0
-        for span, pages in zip(spans, pages_of(spans, self._shape), strict=True):
-            self._chunks.append(_Chunk(slice(row, row + span.count), span.start, pages))
-            row += span.count
+        self._chunks = chunks_of(spans, self._shape)
         return True
 
     def run(self, q: torch.Tensor, layer_pool: torch.Tensor, out: torch.Tensor) -> None:
@@ -118,7 +97,7 @@ class CudnnAttention:
         for chunk in self._chunks:
             self._run(q[chunk.rows], layer_pool, chunk, out[chunk.rows])
 
-    def _run(self, q: torch.Tensor, layer_pool: torch.Tensor, chunk: _Chunk, out: torch.Tensor) -> None:
+    def _run(self, q: torch.Tensor, layer_pool: torch.Tensor, chunk: PromptChunk, out: torch.Tensor) -> None:
         """Queries of rows between two units stand behind rows of no meaning, so that these end at a unit."""
         seen = chunk.start // UNIT * UNIT  # rows that all queries see, apart from the rest
         ahead = chunk.start - seen

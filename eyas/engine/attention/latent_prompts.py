@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from eyas.engine.attention.latent_heads import LatentHeads
-from eyas.engine.attention.page_lists import page_lists
+from eyas.engine.attention.page_lists import on_device, page_lists
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import LatentSpec
 from eyas.engine.kernels.latent.latent_prefill import TILE, ExpandedRows, attend_expanded
@@ -47,9 +47,10 @@ class ExpandedPrompts:
             for span, query, page in zip(spans, lists.queries, lists.first_page, strict=False)
             for i in range(0, span.count, TILE)
         ]
+        latest_first = np.array(tiles[::-1], np.int32)  # those with most keys begin first
         self._planned = sum(span.count for span in spans)
-        self._pages = self._sent(lists.pages)
-        self._tiles = self._sent(np.array(tiles[::-1], np.int32))  # those with most keys begin first
+        self._pages = on_device(lists.pages, self._shape.device)
+        self._tiles = on_device(latest_first, self._shape.device)
         return True
 
     def made_up(self, rows: int) -> list[QuerySpan]:
@@ -81,12 +82,3 @@ class ExpandedPrompts:
         attend_expanded(q, ExpandedRows(keys, values, rows), self._tiles, rotation, heads.factor, out)
         if self._planned < out.shape[0]:
             out[self._planned :].zero_()
-
-    def _sent(self, array: np.ndarray) -> torch.Tensor:
-        """Copies an array to the device, from pinned memory: copies from plain memory would wait for the
-        stream.
-        """
-        tensor = torch.from_numpy(array)
-        if not self._shape.device.startswith("cuda"):
-            return tensor.to(self._shape.device)
-        return tensor.pin_memory().to(self._shape.device, non_blocking=True)

@@ -1,4 +1,6 @@
-"""Spans as four compressed integer arrays: the form in which paged kernels take a batch of prompt chunks."""
+"""Spans as four compressed integer arrays, the form in which paged kernels take a batch of prompt chunks; and
+the copy of such arrays to a device.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from eyas.engine.batch.spans import QuerySpan
 from kv_transfer.layout import pages_for
@@ -33,6 +36,14 @@ def page_lists(spans: Sequence[QuerySpan], page_size: int) -> PageLists:
         pages=np.concatenate(used),
         last_rows=(ends - 1) % page_size + 1,
     )
+
+
+def on_device(array: np.ndarray, device: str) -> torch.Tensor:
+    """A copy there, from pinned memory: one from plain memory would wait for the stream."""
+    tensor = torch.from_numpy(array)
+    if not device.startswith("cuda"):
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _starts(counts: Sequence[int]) -> np.ndarray:

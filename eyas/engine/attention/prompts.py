@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from eyas.common.errors import ConfigError
+from eyas.engine.attention.page_lists import on_device, page_lists
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kv.pool import PoolShape
-from kv_transfer.layout import pages_for
 
 
 class PromptPlan(Protocol):
@@ -96,13 +98,33 @@ class PromptAttention:
         return True
 
 
-def pages_of(spans: Sequence[QuerySpan], shape: PoolShape) -> list[torch.Tensor]:
-    """Of each chunk its sequence's pages, up to its end: int32, on the device, which is not waited for."""
-    lists = [np.asarray(span.pages[: pages_for(span.start + span.count, shape.page_size)]) for span in spans]
-    pages = torch.from_numpy(np.concatenate(lists).astype(np.int32))
-    if shape.device.startswith("cuda"):
-        pages = pages.pin_memory()  # copies from plain memory would wait for the stream
-    return list(pages.to(shape.device, non_blocking=True).split([len(each) for each in lists]))
+@dataclass(frozen=True)
+class PromptChunk:
+    """The query rows `rows` of a step, the first of which is the sequence's row `start`; the sequence's pages
+    up to the chunk's end, int32, on the device.
+    """
+
+    rows: slice
+    start: int
+    pages: torch.Tensor
+
+    @property
+    def count(self) -> int:
+        return int(self.rows.stop - self.rows.start)
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
+def chunks_of(spans: Sequence[QuerySpan], shape: PoolShape) -> list[PromptChunk]:
+    """A step's chunks, whose query rows follow each other in the order of `spans`; the device is not waited
+    for.
+    """
+    lists = page_lists(spans, shape.page_size)
+    pages = on_device(lists.pages, shape.device).split(np.diff(lists.first_page).tolist())
+    rows = (slice(*pair) for pair in pairwise(lists.queries.tolist()))
+    return [PromptChunk(own, span.start, its) for own, span, its in zip(rows, spans, pages, strict=True)]
 
 
 def bytes_of(span: QuerySpan, shape: PoolShape) -> int:

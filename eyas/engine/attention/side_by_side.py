@@ -7,11 +7,10 @@ tensor memory accelerator (`eyas.engine.kernels.attention.side_by_side`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-from eyas.engine.attention.prompts import bytes_of, pages_of
+from eyas.engine.attention.prompts import PromptChunk, bytes_of, chunks_of
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.kernels.attention.joined import rows_of_pages
 from eyas.engine.kernels.attention.side_by_side import KEYS, attend_side_by_side
@@ -26,21 +25,12 @@ MOST_BYTES = 1 << 28
 _HEAD_DIM = 128  # what was measured
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """The query rows `rows` of a step; the pages of their sequence, and where its rows end."""
-
-    rows: slice
-    pages: torch.Tensor
-    end: int
-
-
 class SideBySideAttention:
     """Causal attention of prompt chunks: `plan` once per step, then `run` for each layer of that scale."""
 
     def __init__(self, shape: PoolShape, scale: float) -> None:
         self._shape, self._scale = shape, scale
-        self._chunks: list[_Chunk] = []
+        self._chunks: list[PromptChunk] = []
 
     @staticmethod
     def takes(shape: PoolShape) -> bool:
@@ -66,10 +56,7 @@ class SideBySideAttention:
             return False
         if any(bytes_of(span, self._shape) > MOST_BYTES for span in spans):
             return False
-        self._chunks, row = [], 0
-        for span, pages in zip(spans, pages_of(spans, self._shape), strict=True):
-            self._chunks.append(_Chunk(slice(row, row + span.count), pages, span.start + span.count))
-            row += span.count
+        self._chunks = chunks_of(spans, self._shape)
         return True
 
     def run(self, q: torch.Tensor, layer_pool: torch.Tensor, out: torch.Tensor) -> None:
