@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eyas.common.errors import InvalidRequest, NotFound
+from eyas.common.errors import EngineError, InvalidRequest, NotFound
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.adapters.table import AdapterTable
@@ -40,6 +40,8 @@ class HandMemory:
     def read(self, folder: Path) -> Stored:
         if folder.name == "wrong":
             raise InvalidRequest("it is wrong", param="lora_path")
+        if folder.name == "lost":
+            raise EngineError("rank 1 of 2 has ended")
         if folder.name == "odd":
             raise KeyError("odd")
         return Stored(folder.name)
@@ -193,6 +195,12 @@ def test_an_adapter_is_unloaded_once_nobody_needs_it() -> None:
     world.table.check("")
     assert world.load("a").failure is None
     world.table.check("a")
+
+
+def test_a_rank_that_ends_while_it_reads_ends_the_engine() -> None:
+    """It would serve on until its next step, whose other ranks are gone."""
+    with pytest.raises(EngineError, match="rank 1"):
+        World(1).load("lost")
 
 
 def test_a_folder_that_is_refused_changes_nothing() -> None:

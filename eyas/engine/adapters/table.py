@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from eyas.common.errors import EyasError, InvalidRequest, NotFound, Overloaded
+from eyas.common.errors import EngineError, EyasError, InvalidRequest, NotFound, Overloaded
 from eyas.common.wire.message import WireFailure
 from eyas.engine.ipc.adapter_messages import (
     LORA_PATH,
@@ -143,6 +143,8 @@ class AdapterTable:
     def _loaded(self, command: LoadAdapter, future: Future[StoredAdapter]) -> AdapterLoaded:
         try:
             stored = future.result()
+        except EngineError:  # a rank is lost, and the engine with it
+            raise
         except EyasError as error:
             return AdapterLoaded(command.call, failure=WireFailure.of(error))
         except (MemoryError, RuntimeError) as error:  # RuntimeError: of pinned memory
