@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -202,8 +202,8 @@ class _StepCore:
     slowest_step_s: float
     rates: StepRates | None
     replacement: Replacement
-    adapters: AdapterTable | None = None
-    memory: MemoryParts = field(default_factory=dict)
+    memory: MemoryParts
+    adapters: AdapterTable | None
 
 
 def _plain_core(loaded: EngineSpec, beat: Beat) -> _StepCore:
@@ -385,9 +385,7 @@ def _parts(loaded: EngineSpec, core: _StepCore) -> EngineParts:
     )
 
 
-def _replacement(
-    loaded: EngineSpec, model: DecoderModel[Any], leader: RankLeader | None = None
-) -> Replacement:
+def _replacement(loaded: EngineSpec, model: DecoderModel[Any], leader: RankLeader | None) -> Replacement:
     """How the target's weights change, or why they do not. `leader`: of ranks that share the model."""
     if not isinstance(model, Decoder):
         return FixedWeights("transformers computes this model")

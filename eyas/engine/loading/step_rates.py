@@ -132,16 +132,15 @@ def fastest_chunk(runner: StepRunner, config: EngineConfig, most: StepLimits) ->
     Of the two, those that take less time per row by more than a little: products of some numbers of rows
     leave a part of a GPU idle, and which ones do is for it to say.
     """
-    rows, width = min(most.rows, config.chunk_tokens, most.length), config.speculation.width
-    pages = config.num_pages or 0
-    fewer = 2 * config.chunk_tokens // 3 // TILE * TILE
-    if rows < config.chunk_tokens or pages * config.page_size < rows or not fewer:
-        return config.chunk_tokens
-    timer = _StepTimer(runner, pages, config.page_size, width, most.slots)
+    rows, pages, size = config.chunk_tokens, config.num_pages or 0, config.page_size
+    fewer = 2 * rows // 3 // TILE * TILE
+    if min(most.length, pages * size) < rows or not fewer:
+        return rows
+    timer = _StepTimer(runner, pages, size, config.speculation.width, most.slots)
     all_s, fewer_s = (
         min(timer.seconds(StepSample(rows=count)) for _ in range(3)) for count in (rows - 1, fewer - 1)
     )
-    chosen = fewer if CLEARLY * fewer_s / fewer < all_s / rows else config.chunk_tokens
+    chosen = fewer if CLEARLY * fewer_s / fewer < all_s / rows else rows
     _log.info("prompts: %.2f ms for %d rows, %.2f for %d", 1e3 * fewer_s, fewer, 1e3 * all_s, rows)
     return chosen
 

@@ -244,7 +244,8 @@ class WeightUpdates:
                 self._answer(call.call, _result(done))
         closing = self._closing
         if closing is None:
-            self._look_whether_quiet(now)
+            if self._quiet_from is not None and now >= self._quiet_from + PREPARE_S:
+                self._tidy()
             return
         if closing.quiet:
             if now >= closing.until:
@@ -260,9 +261,9 @@ class WeightUpdates:
             self._refuse(closing.call, Busy(f"it still has {work}"))
             self._open()
 
-    def _look_whether_quiet(self, now: float) -> None:
-        """What was prepared goes if nothing follows: as late as other workers may take to prepare theirs."""
-        if self._quiet_from is not None and now >= self._quiet_from + PREPARE_S and not self._preparing:
+    def _tidy(self) -> None:
+        """What was prepared goes, since nothing has followed: others may take as long to prepare theirs."""
+        if not self._preparing:
             self._quiet_from = None
             self._forget()
             self._thread.submit(self.store.tidy)

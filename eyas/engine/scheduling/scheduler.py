@@ -299,8 +299,8 @@ class Scheduler:
         # a reservation may preempt a sequence that comes later
         works = [self._decode(seq) for seq in self._in_turn() if seq.pages and self._reserve(seq)]
         works += self._prompts(self._chunk_budget(len(works)))
-        if self.adapters is not None and self.adapters.overdue:
-            self._end_turn(self.adapters, self.adapters.overdue)
+        if self.adapters is not None and (adapter := self.adapters.overdue):
+            self._end_turn(self.adapters, adapter)
         if self.preempted[preempted:]:  # some were preempted after their work was composed
             works = [work for work in works if work.occupancy == work.seq.occupancy]
         return works
