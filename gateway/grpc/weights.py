@@ -5,7 +5,14 @@ from __future__ import annotations
 from eyas.common.cluster.names import is_address
 from eyas.common.errors import InvalidRequest
 from eyas.common.weights import BytesSource, FolderSource, JoinGroup, Running, SharedSource, Source
-from gateway.formats.weight_sources import BACKENDS, MOST_WAIT_S, WAIT_S, device_source, group_source
+from gateway.formats.weight_sources import (
+    BACKENDS,
+    MOST_NAME,
+    MOST_WAIT_S,
+    WAIT_S,
+    device_source,
+    group_source,
+)
 from gateway.routing.weights import WeightsChange, WeightUpdate
 from protos import eyas_pb2
 
@@ -24,6 +31,8 @@ def update_of(request: eyas_pb2.UpdateWeightsRequest) -> WeightUpdate:
     wait_s = request.wait_s if request.HasField("wait_s") else WAIT_S
     if not 0 <= wait_s <= MOST_WAIT_S:
         raise InvalidRequest(f"wait_s must be from 0 to {MOST_WAIT_S:g}", param="wait_s")
+    if len(request.version) > MOST_NAME:
+        raise InvalidRequest(f"version has more than {MOST_NAME} characters", param="version")
     source = _source(request)
     whole = request.whole or isinstance(source, FolderSource)
     return WeightUpdate(source, request.version, whole, _RUNNING[request.running], wait_s)
@@ -54,6 +63,7 @@ def join_of(request: eyas_pb2.JoinWeightsGroupRequest) -> JoinGroup:
     for wrong, field, text in (
         (not is_address(request.address), "address", "is HOST:PORT"),
         (not request.group, "group", "is required"),
+        (len(request.group) > MOST_NAME, "group", f"has more than {MOST_NAME} characters"),
         (backend not in BACKENDS, "backend", f"is one of {', '.join(BACKENDS)}"),
         (first < 1, "first_rank", "is 1 at least: rank 0 is the trainer's"),
         (request.size < 2, "size", "is 2 at least"),

@@ -16,6 +16,8 @@ from test_cache_events import SPLIT
 from eyas.client import AsyncClient, EyasError, InvalidRequest
 from eyas.common.config import EngineConfig
 from eyas.common.types import Role
+from gateway.grpc.weights import join_of, update_of
+from protos import eyas_pb2
 
 BOTH = (Role.PREFILL, Role.DECODE)
 PROMPT = [5 + i % 40 for i in range(40)]
@@ -164,3 +166,21 @@ async def test_bad_bodies_are_refused_by_name() -> None:
             for name in ("X-Forwarded-For", "X-Forwarded-Proto", "Forwarded", "Via"):
                 passed_on = await http.post(path, headers={name: "203.0.113.7"})
                 assert passed_on.status_code == 403 and "server's machine" in passed_on.text
+
+
+def test_bad_messages_of_weights_are_refused_by_name() -> None:
+    group: dict[str, Any] = {"group": "g", "address": "127.0.0.1:1", "size": 2}
+    assert join_of(eyas_pb2.JoinWeightsGroupRequest(**group)).group == "g"
+    for fields, name in (
+        ({"group": ""}, "group"),
+        ({"group": "g" * 257}, "group"),
+        ({"address": "here"}, "address"),
+        ({"backend": "mpi"}, "backend"),
+        ({"first_rank": 0}, "first_rank"),
+        ({"size": 1}, "size"),
+    ):
+        with pytest.raises(InvalidRequest, match=name) as caught:
+            join_of(eyas_pb2.JoinWeightsGroupRequest(**(group | fields)))
+        assert caught.value.param == name
+    with pytest.raises(InvalidRequest, match="version has more than 256 characters"):
+        update_of(eyas_pb2.UpdateWeightsRequest(folder="/new", version="v" * 257))
