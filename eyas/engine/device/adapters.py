@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from eyas.engine.ipc.adapter_messages import LORA_PATH
 from eyas.engine.kernels.products.updates import SiteNumbers
 from eyas.engine.kv.pinned import pin, unpin
 from eyas.engine.parallel.leader import RankLeader
-from eyas.engine.parallel.ranks import RankCall, RankChannel
+from eyas.engine.parallel.ranks import RankCall, RankCalls, RankChannel
 
 READ_S = 300.0  # the slowest rank may take so much longer to read an adapter than rank 0
 
@@ -168,7 +168,7 @@ class FollowerAdapters:
         self._own, self._channel, self._settle = own, channel, settle
         self._reader = ThreadPoolExecutor(1, "adapters")
         self._reads: list[tuple[Path, Future[PackedAdapter]]] = []
-        self.calls: Mapping[str, Callable[[RankCall], None]] = {
+        self.calls: RankCalls = {
             calls.READ_ADAPTER: lambda call: self.read(call.numbers[0], calls.folder_of(call)),
             calls.FILL_ADAPTER: lambda call: self.fill(call.numbers[0], *calls.adapter_of(call)),
             calls.FORGET_ADAPTER: lambda call: self.forget(*calls.adapter_of(call)),

@@ -5,8 +5,6 @@ It schedules nothing, samples nothing for anybody and reads no result; it ends w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 import torch
 
 from eyas.engine.device import calls
@@ -21,7 +19,7 @@ from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import EngineStart
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.parallel.leader import LOAD_S, join_leader
-from eyas.engine.parallel.ranks import RankCall, RankChannel, RankInfo, follow
+from eyas.engine.parallel.ranks import RankCall, RankCalls, RankChannel, RankInfo, follow
 
 
 def main(loaded: EngineSpec, rank_info: RankInfo, channel: RankChannel) -> None:
@@ -40,7 +38,7 @@ def main(loaded: EngineSpec, rank_info: RankInfo, channel: RankChannel) -> None:
     group.close()
 
 
-def _of_weights(rank: WarmRank, channel: RankChannel) -> Mapping[str, Callable[[RankCall], None]]:
+def _of_weights(rank: WarmRank, channel: RankChannel) -> RankCalls:
     """What this rank does with new weights, if its model takes some."""
     executor, loaded = rank.executor, rank.loaded
     model = executor.state.model
@@ -50,7 +48,7 @@ def _of_weights(rank: WarmRank, channel: RankChannel) -> Mapping[str, Callable[[
     return FollowerReplacement(own, loaded.config.device, channel, executor.wait).calls
 
 
-def _of_adapters(executor: StepExecutor, channel: RankChannel) -> Mapping[str, Callable[[RankCall], None]]:
+def _of_adapters(executor: StepExecutor, channel: RankChannel) -> RankCalls:
     """What this rank does with adapters, if its model has slots for some."""
     own = executor.state.adapters
     return {} if own is None else FollowerAdapters(own, channel, executor.wait).calls
@@ -62,7 +60,7 @@ class FollowerRank:
     def __init__(self, executor: StepExecutor) -> None:
         self._executor = executor
         self._step: StepInput | None = None
-        self.calls: Mapping[str, Callable[[RankCall], None]] = {
+        self.calls: RankCalls = {
             calls.BEGIN: self._begin,
             calls.SCORE: self._score,
             calls.SAMPLE: self._sample,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from eyas.common.errors import ConfigError
 from eyas.engine.kv.movable import MovableMemory
 from eyas.engine.parallel.leader import RankLeader
-from eyas.engine.parallel.ranks import RankCall, RankChannel
+from eyas.engine.parallel.ranks import RankCall, RankCalls, RankChannel
 
 RELEASE, RESTORE = "release memory", "restore memory"
 MOVE_S = 120.0  # the first time much of the host's memory is locked
@@ -53,7 +53,7 @@ class FollowerMemory:
     ) -> None:
         """`settle`: waits until the device has computed the steps that were launched."""
         self._parts, self._channel, self._settle = [*map(RankMemory, parts)], channel, settle
-        self.calls: Mapping[str, Callable[[RankCall], None]] = {RELEASE: self._move, RESTORE: self._move}
+        self.calls: RankCalls = {RELEASE: self._move, RESTORE: self._move}
 
     def _move(self, call: RankCall) -> None:
         number, part = call.numbers

@@ -6,7 +6,7 @@ A rank that cannot write ends, and with it the engine: no step is computed by ra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -17,7 +17,7 @@ from eyas.engine.checkpoint.host_tensors import HostFile, LayeredFile, SharedFil
 from eyas.engine.ipc.pulse import Beat
 from eyas.engine.loading.replacement import WeightReplacement
 from eyas.engine.parallel.leader import STEP_S, RankLeader
-from eyas.engine.parallel.ranks import RankCall, RankChannel
+from eyas.engine.parallel.ranks import RankCall, RankCalls, RankChannel
 
 REHEARSE, WRITE, FORGET = "rehearse weights", "write weights", "forget weights"
 
@@ -67,7 +67,7 @@ class FollowerReplacement:
         self._own, self._device, self._channel, self._settle = own, device, channel, settle
         self._file: LayeredFile | None = None
         self._thread = ThreadPoolExecutor(1, "weights")
-        self.calls: Mapping[str, Callable[[RankCall], None]] = {
+        self.calls: RankCalls = {
             REHEARSE: lambda call: self._aside(self._rehearse, call),
             WRITE: self._write,
             FORGET: lambda call: self._aside(self._forget, call),

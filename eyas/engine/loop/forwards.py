@@ -8,7 +8,6 @@ which each rank has its own pages; so rank 0 copies and moves rows for everybody
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -23,7 +22,7 @@ from eyas.engine.models.ops.torch_ops import TorchMachine
 from eyas.engine.parallel.expert_ranks import ExpertRanks
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.leader import LOAD_S, STEP_S, RankLeader, join_leader
-from eyas.engine.parallel.ranks import RankCall, RankChannel, RankInfo, follow
+from eyas.engine.parallel.ranks import RankCall, RankCalls, RankChannel, RankInfo, follow
 from eyas.engine.parallel.step_calls import STEP, StepRows, rows_of, step
 
 
@@ -92,7 +91,7 @@ def serve(
     own: RankForward,
     rank_info: RankInfo,
     channel: RankChannel,
-    others: Mapping[str, Callable[[RankCall], None]],
+    others: RankCalls,
 ) -> None:
     """A rank above 0, loaded: it does its part of every step, and `others` by their kinds, until rank 0
     closes the channel.

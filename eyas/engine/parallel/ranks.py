@@ -47,6 +47,9 @@ class RankCall(msgspec.Struct, frozen=True, array_like=True):
     data: bytes = b""
 
 
+RankCalls = Mapping[str, Callable[[RankCall], None]]
+"""What a rank does at a call, by the call's kind."""
+
 READY = "ready"
 FAILED = "failed"
 ANSWER = "answer"
@@ -108,7 +111,7 @@ class RankChannel:
         self._pipe.close()
 
 
-def follow(channel: RankChannel, calls: Mapping[str, Callable[[RankCall], None]]) -> None:
+def follow(channel: RankChannel, calls: RankCalls) -> None:
     """The main loop of a follower: runs the function for each call's kind until rank 0 closes the channel."""
     for call in channel:
         calls[call.kind](call)
