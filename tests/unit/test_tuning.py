@@ -44,6 +44,7 @@ def test_tables_come_back_as_they_were_written(tmp_path: Path) -> None:
 def test_an_engine_reads_the_table_of_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a start's recipe, whose device is none, that of the first one."""
     monkeypatch.setattr(grouped_tiles, "ASSETS", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tiles = {key_of(R8[0], 8): GroupedTile(16, 32, 128, 4, 3)}
     write_table(grouped_tiles.table_of("NVIDIA H200"), "NVIDIA H200", tiles, dict.fromkeys(tiles, 1.0))
     monkeypatch.setattr(gpus, "model", lambda device: "NVIDIA H200" if device != "cuda:1" else "NVIDIA L4")

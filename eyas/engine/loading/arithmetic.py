@@ -213,9 +213,7 @@ def _judged(launch: skinny.ProductLaunch, loaded: EngineSpec) -> skinny.ProductL
         return launch
     launch, ranks = dataclasses.replace(launch, cublas=True), loaded.config.tensor_parallel_size
     if products := products_of(loaded.target, ranks):
-        count = check_tiles(
-            products, launch, measured(loaded.config.device, cached=True), loaded.placement.dtype
-        )
+        count = check_tiles(products, launch, measured(loaded.config.device), loaded.placement.dtype)
         _log.info("arithmetic: exact; %d tiles of grouped products give the same bits here", count)
     scaled = loaded.config.kv_cache_dtype != "auto"
     weights, quantized = weights_of(loaded.target, ranks, scaled=scaled), loaded.target.quantized

@@ -88,8 +88,8 @@ class SearchedProducts:
 
     def untuned(self, device: str) -> SearchedProducts:
         """Those for which an engine on `device` has only a rule."""
-        dense = {**MEASURED, **packed_table.measured(device, cached=True)}
-        return self.without(dense, grouped_tiles.measured(device, cached=True))
+        dense = {**MEASURED, **packed_table.measured(device)}
+        return self.without(dense, grouped_tiles.measured(device))
 
 
 def _dense(config: ModelConfig, vocabulary: int) -> Iterator[DenseProduct]:

@@ -20,15 +20,15 @@ def table_of(gpu: str) -> Path:
     return ASSETS / "tiles" / f"{gpu.replace(' ', '-')}-int4.json"
 
 
-def measured(device: str, *, cached: bool = False) -> dict[Key, ProductTile]:
-    """The tiles of the GPU "cuda:1", if any were measured; for "meta" those of the first one. `cached`: with
-    those that a first start on this machine found for what the package's table has not.
+def measured(device: str) -> dict[Key, ProductTile]:
+    """The tiles of the GPU "cuda:1", if any were measured; for "meta" those of the first one. They are the
+    package's, and what a first start on this machine found for what its table has not.
     """
     gpu = "" if device == "cpu" else gpus.model("cuda" if device == "meta" else device)
     if not gpu:
         return {}
     ours = read_table(table_of(gpu)) if table_of(gpu).exists() else {}
-    return {**tile_file.of_cache(read_table, cache_of(gpu)), **ours} if cached else ours
+    return {**tile_file.of_cache(read_table, cache_of(gpu)), **ours}
 
 
 def cache_of(gpu: str) -> Path:

@@ -83,7 +83,7 @@ class LayerContext:
             launch,
             attention,
             angles,
-            measured(device, cached=True),
+            measured(device),
             vendor.is_there(device),
         )
 
