@@ -235,9 +235,7 @@ def _attend_chunks(
     )  # fmt: skip
     acc /= with_sink(total, peak, sinks, column)[:, None]
     out_at = place * layout.heads + column
-    if layout.parts == 1:
-        tl.store(out + out_at[:, None] * layout.dim + dim, acc.to(out.dtype.element_ty), mask=real)
-    elif parts == 1:
+    if layout.parts == 1 or parts == 1:
         tl.store(out + out_at[:, None] * layout.dim + dim, acc.to(out.dtype.element_ty), mask=real)
     else:
         out_at += part * rows * layout.heads

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.engine.kernels.experts.group_many import FEWEST, order_many
+from eyas.engine.kernels.experts.group_many import FEWEST, order_many, write_blocks
 from eyas.engine.kernels.experts.grouped_tiles import most_blocks
 from eyas.engine.kernels.experts.row_choice import RowChoice
 from eyas.engine.kernels.launch.launching import after_previous, kernel
@@ -22,7 +22,6 @@ from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
 
 _FEW = 32  # choices: up to this number a program compares each with each
 _PART = 8192  # choices of a program, at most
-_CUT = 32  # blocks that it writes at a time
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,6 @@ def group(chosen: torch.Tensor, experts: int, rows: int, pdl: bool = False) -> G
         *(chosen, counts, order, blocks, count, most, parts, rows),
         SLOTS=power_of_2(experts),
         PARTS=power_of_2(parts),
-        CUT=_CUT,
         **sizes,
         **options,
     )
@@ -125,8 +123,7 @@ def _count(chosen, counts, count, EXPERTS: tl.constexpr, PART: tl.constexpr, PDL
 @kernel(do_not_specialize=["count", "most", "parts", "rows"])
 def _place(
     chosen, counts, order, blocks, count, most, parts, rows,
-    EXPERTS: tl.constexpr, PART: tl.constexpr, SLOTS: tl.constexpr, PARTS: tl.constexpr, CUT: tl.constexpr,
-    PDL: tl.constexpr,
+    EXPERTS: tl.constexpr, PART: tl.constexpr, SLOTS: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Puts one expert's choices of one part in their places; the first part's programs cut the expert's into
     blocks, and the one behind the last expert's tells how many blocks there are.
@@ -149,12 +146,7 @@ def _place(
     tl.store(order + place + done + through - 1, choice, mask=mine)
     if part > 0:
         return
-    for nth in range(0, tl.cdiv(own, rows), CUT):
-        each = nth + tl.arange(0, CUT)
-        here, at, begins = each < tl.cdiv(own, rows), blocks + block + each, place + each * rows
-        tl.store(at, tl.zeros_like(each) + expert, mask=here)
-        tl.store(at + most, begins, mask=here)
-        tl.store(at + 2 * most, tl.minimum(begins + rows, place + own), mask=here)
+    write_blocks(blocks, most, expert, block, place, own, rows)
 
 
 @triton.jit

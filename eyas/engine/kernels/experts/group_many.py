@@ -18,7 +18,7 @@ FEWEST = 16384
 
 _PART = 1024  # choices that a program sorts
 _COLUMNS = 16  # experts to a program that adds up
-_CUT = 32  # blocks that are written at a time
+_CUT = tl.constexpr(32)  # blocks that are written at a time
 
 
 def order_many(
@@ -38,7 +38,6 @@ def order_many(
     _place_parts[(parts + experts + 1,)](
         *(chosen, counts, totals, order, blocks, count, most, parts, rows),
         PART=_PART,
-        CUT=_CUT,
         **sizes,
         **options,
     )
@@ -73,7 +72,7 @@ def _add_up(
 @kernel(do_not_specialize=["count", "most", "parts", "rows"])
 def _place_parts(
     chosen, counts, totals, order, blocks, count, most, parts, rows,
-    EXPERTS: tl.constexpr, SLOTS: tl.constexpr, PART: tl.constexpr, CUT: tl.constexpr, PDL: tl.constexpr,
+    EXPERTS: tl.constexpr, SLOTS: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (parts + experts + 1,): each part's choices, then each expert's blocks, then their number."""
     after_previous(PDL)
@@ -82,7 +81,7 @@ def _place_parts(
     if tl.program_id(0) < parts:
         _place_part(chosen, counts, order, count, total, EXPERTS, SLOTS, PART)
     else:
-        _cut_blocks(blocks, most, tl.program_id(0) - parts, total, rows, EXPERTS, SLOTS, CUT)
+        _cut_blocks(blocks, most, tl.program_id(0) - parts, total, rows, EXPERTS, SLOTS)
 
 
 @triton.jit
@@ -100,9 +99,7 @@ def _place_part(
 
 
 @triton.jit
-def _cut_blocks(
-    blocks, most, expert, total, rows, EXPERTS: tl.constexpr, SLOTS: tl.constexpr, CUT: tl.constexpr
-):  # fmt: skip
+def _cut_blocks(blocks, most, expert, total, rows, EXPERTS: tl.constexpr, SLOTS: tl.constexpr):
     """Those of one expert; behind the last one, how many there are."""
     slot = tl.arange(0, SLOTS)
     earlier = tl.where(slot < expert, total, 0)
@@ -110,8 +107,16 @@ def _cut_blocks(
     if expert == EXPERTS:
         tl.store(blocks + 3 * most, block)
     own = tl.sum(tl.where(slot == expert, total, 0))  # 0 behind the last one
-    for nth in range(0, tl.cdiv(own, rows), CUT):
-        each = nth + tl.arange(0, CUT)
+    write_blocks(blocks, most, expert, block, begin, own, rows)
+
+
+@triton.jit
+def write_blocks(blocks, most, expert, block, begin, own, rows):
+    """The blocks of an expert with `own` choices from place `begin` of the order on: of `rows` choices each;
+    the first one is block number `block`.
+    """
+    for nth in range(0, tl.cdiv(own, rows), _CUT):
+        each = nth + tl.arange(0, _CUT)
         here, at, begins = each < tl.cdiv(own, rows), blocks + block + each, begin + each * rows
         tl.store(at, tl.zeros_like(each) + expert, mask=here)
         tl.store(at + most, begins, mask=here)

@@ -249,9 +249,7 @@ def _shrink_tiles(
     slot = tl.min(tl.where(own > 0, own, _NO_SLOT))
     step, of_factor = tl.arange(0, DEPTH), tl.arange(0, GRAIN)
     while slot < _NO_SLOT:
-        entry = places + slot.to(tl.int64) * STRIDE
-        rank = tl.load(entry + 1)
-        factor = numbers + tl.multiple_of(tl.load(entry), 16) + part * rank * K
+        rank, factor = _lower(numbers, places, slot, part, K, STRIDE)
         for first in range(0, rank, GRAIN):
             made = tl.zeros((ROWS, GRAIN), tl.float32)
             at = (first + of_factor)[None, :] * K
