@@ -191,22 +191,22 @@ def read_adapter(
 
 def _pairs(places: Mapping[str, TensorPlace], folder: Path) -> FactorPairs:
     """Both factors of each module, in the order of their names."""
-    found: dict[str, dict[str, StoredFactor]] = {}
+    factors: dict[str, dict[str, StoredFactor]] = {}
     for name, place in places.items():
-        factor = _FACTOR.fullmatch(name)
-        if factor is None:
+        match = _FACTOR.fullmatch(name)
+        if match is None:
             what = next((meant for part, meant in _OTHERS.items() if part in name), "it is no factor")
             raise _wrong(f"tensor {name} of {folder}: {what}: not supported")
-        pair = found.setdefault(factor["module"], {})
-        if factor["factor"] in pair:
+        pair = factors.setdefault(match["module"], {})
+        if match["factor"] in pair:
             raise _wrong(f"tensor {name} of {folder} is there by another name, too")
-        pair[factor["factor"]] = StoredFactor(name, place)
-    if not found:
+        pair[match["factor"]] = StoredFactor(name, place)
+    if not factors:
         raise _wrong(f"{folder / TENSORS} has no factors (base_model.model.<module>.lora_A.weight)")
-    for module, pair in found.items():
+    for module, pair in factors.items():
         if len(pair) < 2:
             raise _wrong(f"module {module} of {folder} has no lora_{'A' if 'B' in pair else 'B'}")
-    return {module: (pair["A"], pair["B"]) for module, pair in sorted(found.items())}
+    return {module: (pair["A"], pair["B"]) for module, pair in sorted(factors.items())}
 
 
 def _check_pair(module: str, pair: tuple[StoredFactor, StoredFactor], rank: int, most: int) -> None:

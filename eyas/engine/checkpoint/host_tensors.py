@@ -129,6 +129,10 @@ class HostTensors:
         """The tensors' names."""
         return self.places.keys()
 
+    def parts(self) -> list[tuple[Any, list[str]]]:
+        """As of `LayeredFile`: it has one."""
+        return [(self, list(self.places))]
+
     def get_slice(self, name: str) -> HostSlice:
         """Opens a reader of a tensor."""
         return HostSlice(self.places[name].dtype, self.tensor(name))
@@ -235,12 +239,11 @@ class SharedFile(msgspec.Struct, frozen=True, array_like=True):
 
 def shared(file: HostFile) -> list[SharedFile]:
     """What `mapped` makes the same file of, in another process, as long as this one has it."""
-    parts = file.parts() if isinstance(file, LayeredFile) else [(file, list(file.keys()))]
     return [
         SharedFile(
             part.path, {name: part.places[name] if isinstance(part, HostTensors) else None for name in names}
         )
-        for part, names in parts
+        for part, names in file.parts()
     ]
 
 

@@ -89,8 +89,7 @@ class EngineWeights:
         """The memory is the next update's, or free, unless tensors of it still serve."""
         self._replacement.forget()
         spare, staged.file, served = staged.file, None, self._served
-        parts = [part for part, _ in served.parts()] if isinstance(served, LayeredFile) else [served]
-        if not any(part is spare for part in parts):
+        if served is None or not any(part is spare for part, _ in served.parts()):
             self._sources.keep(spare)
 
     def tidy(self) -> None:

@@ -191,15 +191,15 @@ class RankFollowers:
 
         Raises EngineError if one has ended, or does not answer within `wait_s`.
         """
-        deadline, found = time.monotonic() + wait_s, []
+        deadline, answers = time.monotonic() + wait_s, list[bytes]()
         for follower in self._followers:
             while (data := follower.answer(number)) is None:
                 beat()
                 self.check()
                 if time.monotonic() > deadline:
                     raise EngineError(f"{follower.name} has not answered in time")
-            found.append(data)
-        return found
+            answers.append(data)
+        return answers
 
     def dismiss(self) -> None:
         """Lets every follower leave after the calls that it has received; no call may follow.
