@@ -19,7 +19,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from eyas.bench.cases import ON_GPU, SHAPE, make_case
 from eyas.bench.http import MeasuredServer
@@ -29,10 +28,11 @@ from eyas.bench.shapes import SHAPES, write_model
 from eyas.bench.suite import BenchSuite
 from eyas.cluster.child import ChildProcess
 from eyas.common.cluster.listening import free_ports
-from eyas.common.errors import DeadlineExceeded, EyasError
+from eyas.common.errors import EyasError
+from tools.bench.child_server import answering
 
 START_S = 900.0  # a peer's first start compiles
-POLL_S, STOP_S = 0.5, 30.0
+STOP_S = 30.0
 ENVIRONMENTS = Path(".peers")
 EYAS = "eyas"
 
@@ -78,34 +78,13 @@ async def measured(name: str, model: Path, cases: tuple[str, ...], device: str) 
     port = next(free_ports())
     flags = (*DUMMY, *OWN.get(name, ()), *(("--device", device) if name == EYAS else ()))
     command = PEERS[name].command(name, model, port, flags)
-    child, server = ChildProcess(name, command, lambda name, line: None), MeasuredServer(_url(port))
-    began = time.monotonic()
-    child.start()
-    try:
-        await _until_answers(child, server)
+    child = ChildProcess(name, command, lambda name, line: None)
+    server, began = MeasuredServer(f"http://127.0.0.1:{port}"), time.monotonic()
+    async with answering(child, server, "/health", START_S, STOP_S):
         start_s = time.monotonic() - began
         print(f"{name} answers after {start_s:.1f} s", flush=True)
         rows = await BenchSuite(cases, (True,), None, None).measure(server)
         return PeerRun(name, _version(command[0], PEERS[name].package), start_s, rows)
-    finally:
-        await child.stop(grace_s=STOP_S)
-
-
-def _url(port: int) -> str:
-    return f"http://127.0.0.1:{port}"
-
-
-async def _until_answers(child: ChildProcess, server: MeasuredServer) -> None:
-    end = time.monotonic() + START_S
-    while time.monotonic() < end:
-        if not child.running:
-            raise EyasError(f"{child.name} ended at start: {' '.join(child.tail)[-800:]}")
-        try:
-            await server.get("/health")
-            return
-        except EyasError:
-            await asyncio.sleep(POLL_S)
-    raise DeadlineExceeded(f"{child.name} at {urlsplit(server.url).netloc} did not answer in {START_S:g} s")
 
 
 def _version(python: str, package: str) -> str:
