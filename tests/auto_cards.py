@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from eyas.common.step_times import PiecewiseCurve
-from eyas.simulator.cluster import ClusterLayout, ClusterShape, play
-from eyas.simulator.goodput import ATTAINMENT, LoadOutcome, outcome
+from eyas.simulator.cluster import ClusterLayout
+from eyas.simulator.goodput import LoadOutcome
 from eyas.simulator.hardware import WorkerHardware, example
-from tests.gpu.pair_workloads import WORKLOADS, Workload
+from tests.gpu.pair_workloads import SEED, WORKLOADS, Cluster, Workload, knee_between, simulated
 
 SCALES = (0.6, 0.8, 1.0, 1.2, 1.4)
 PRECISION = 1.03
@@ -72,18 +72,14 @@ CARDS = {"all": all_of_it, "memory": memory}
 
 def played(load: Workload, layout: ClusterLayout, card: WorkerHardware, rate: float) -> LoadOutcome:
     """Two workers."""
-    shape = ClusterShape(card, 2, layout, load.targets, int(layout is ClusterLayout.SPLIT))
-    return outcome(play(shape, load.arrivals(rate, 1)), load.targets, load.warm_s)
+    return simulated(load, load.arrivals(rate, SEED), Cluster(layout, hardware=card))
 
 
 def knee(load: Workload, layout: ClusterLayout, card: WorkerHardware) -> float:
     """Requests per second of which enough keep their targets; 0.0: none that was tried."""
-    good, bad = 0.0, 4 * load.knee
-    while bad > max(good, load.knee / 64) * PRECISION:
-        rate = (max(good, load.knee / 64) * bad) ** 0.5
-        borne = played(load, layout, card, rate).attainment >= ATTAINMENT
-        good, bad = (rate, bad) if borne else (good, rate)
-    return good
+    lowest = load.knee / 64
+    borne = knee_between(load, Cluster(layout, hardware=card), lowest, 4 * load.knee, PRECISION)
+    return borne if borne > lowest else 0.0
 
 
 def share(load: Workload, card: WorkerHardware) -> tuple[str, float, float]:

@@ -160,11 +160,17 @@ def simulated(workload: Workload, arrivals: Sequence[SimulatedRequest], cluster:
 
 def window_knee(workload: Workload, cluster: Cluster) -> float:
     """The highest rate at which SEED's run keeps the targets, between a quarter of the knee and twice it."""
-    good, bad = workload.knee / 4, workload.knee * 2
-    while bad > good * PRECISION:
+    return knee_between(workload, cluster, workload.knee / 4, workload.knee * 2)
+
+
+def knee_between(
+    workload: Workload, cluster: Cluster, good: float, bad: float, precision: float = PRECISION
+) -> float:
+    """The same between two rates; `good`, if none above it does."""
+    while bad > good * precision:
         rate = (good * bad) ** 0.5
-        found = simulated(workload, workload.arrivals(rate, SEED), cluster)
-        good, bad = (rate, bad) if found.attainment >= ATTAINMENT else (good, rate)
+        run = simulated(workload, workload.arrivals(rate, SEED), cluster)
+        good, bad = (rate, bad) if run.attainment >= ATTAINMENT else (good, rate)
     return good
 
 
