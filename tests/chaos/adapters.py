@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -200,8 +200,6 @@ class AdapterTurns:
 
 async def _rosters(cluster: Rig) -> set[frozenset[str] | None]:
     """The names that workers have which compute the model; None: one says nothing, or has none."""
-    infos: Mapping[str, object] = await cluster.infos()
-    rosters = [
-        getattr(info, "adapters", None) for name, info in infos.items() if not name.startswith("draft")
-    ]
+    infos = [info for name, info in (await cluster.infos()).items() if not name.startswith("draft")]
+    rosters = [None if info is None else info.adapters for info in infos]
     return {None if roster is None else frozenset(one.name for one in roster.adapters) for roster in rosters}
