@@ -261,8 +261,8 @@ class _SimulatedCluster:
         if mix is None or (mix, pace) == self._thought:
             return
         self._thought = mix, pace
-        rates = replace(self._rates, times=replace(self._rates.times, pace=pace), answer=mix.output)
-        rates = replace(rates, targets=self._shape.targets)
+        times, targets = replace(self._rates.times, pace=pace), self._shape.targets
+        rates = replace(self._rates, times=times, targets=targets, answer=mix.output)
         self._rates = replace(rates, targets=within_reach(mix, len(places), rates))
         preferences = rethink(mix, places, self._rates, self._paces)
         new = [preferences[str(index)] for index in range(len(self._workers))]
