@@ -6,15 +6,17 @@ the address of rank 0, under the group's name.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+from eyas.common.machine.processes import with_variable
+
 NAP_S = 0.001
-_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+UNWATCHED = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"
+"""Where this is set, the watchdog of a group of NCCL ends nothing: it would end this process, which serves,
+with a peer that dies."""
 
 
 class MetGroup:
@@ -32,7 +34,7 @@ class MetGroup:
         meeting = next(inside.rendezvous(f"tcp://{address}", rank, size, timeout=timeout))
         store = dist.PrefixStore(name, meeting[0])
         store.set_timeout(timeout)
-        with _unwatched():
+        with with_variable(*UNWATCHED):
             made, _ = inside._new_process_group_helper(
                 size, rank, [], backend, store, group_name=name, timeout=timeout
             )
@@ -84,19 +86,3 @@ def waited_for(over: Callable[[], bool], wait_s: float) -> bool:
             return False
         time.sleep(NAP_S)
     return True
-
-
-@contextlib.contextmanager
-def _unwatched() -> Iterator[None]:
-    """A group of NCCL that is made meanwhile reads that its watchdog is to end nothing: it would end this
-    process, which serves, with a peer that dies.
-    """
-    before = os.environ.get(_HANDLING)
-    os.environ[_HANDLING] = "0"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_HANDLING]
-        else:
-            os.environ[_HANDLING] = before

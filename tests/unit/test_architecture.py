@@ -149,7 +149,6 @@ MAY_READ_THE_ENVIRONMENT = (
     "eyas/common/machine/gpus.py",  # CUDA is told in no other way which GPUs a process may see
     "gateway/observe/tracing.py",  # where OpenTelemetry is told by its own variables
     "eyas/common/machine/processes.py",  # processes of multiprocessing are told in no other way how to import
-    "eyas/common/process_groups.py",  # nor NCCL that its watchdog is not to end a process
     "eyas/engine/kernels/launch/warm.py",  # Triton is told in no other way where to keep its kernels
     "eyas/engine/loading/arithmetic.py",  # nor cuBLAS that it must not split k
     "eyas/engine/attention/flashinfer_backend.py",  # nor flashinfer how to call its compilers

@@ -22,6 +22,7 @@ from safetensors.torch import save
 from eyas.common import process_groups
 from eyas.common.cluster.listening import free_ports
 from eyas.common.errors import InvalidRequest
+from eyas.common.machine.processes import with_variable
 from eyas.common.process_groups import MetGroup
 from eyas.common.weights import (
     BytesSource,
@@ -95,7 +96,7 @@ def test_a_group_of_gpus_is_not_ended_by_its_watchdog(monkeypatch: pytest.Monkey
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     for before in (None, "3"):
         monkeypatch.delenv(name, raising=False) if before is None else monkeypatch.setenv(name, before)
-        with process_groups._unwatched():
+        with with_variable(*process_groups.UNWATCHED):
             assert os.environ[name] == "0"
         assert os.environ.get(name) == before
 

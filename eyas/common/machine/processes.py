@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 _SAFE_PATH = "PYTHONSAFEPATH"
 PR_SET_PDEATHSIG = 1
@@ -37,18 +38,23 @@ def import_safely() -> None:
     os.environ[_SAFE_PATH] = "1"
 
 
-@contextlib.contextmanager
-def importing_safely() -> Iterator[None]:
+def importing_safely() -> AbstractContextManager[None]:
     """Sets safe imports for processes that multiprocessing starts inside: these have no command of ours."""
-    before = os.environ.get(_SAFE_PATH)
-    import_safely()
+    return with_variable(_SAFE_PATH, "1")
+
+
+@contextlib.contextmanager
+def with_variable(name: str, value: str) -> Iterator[None]:
+    """Sets a variable of the environment inside."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
         if before is None:
-            del os.environ[_SAFE_PATH]
+            del os.environ[name]
         else:
-            os.environ[_SAFE_PATH] = before
+            os.environ[name] = before
 
 
 def die_with_parent(grace_s: float = GRACE_S) -> None:
