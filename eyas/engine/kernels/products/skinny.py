@@ -205,8 +205,7 @@ def linear(
     plan, end = _plan("linear", source, weight, weight.shape[0], launch), end or LinearEnd()
     _expect("out", out, source.x.shape[0], plan.n)
     end.check(source.x.shape[0], plan)
-    plan, updates = _with_updates(plan, end.updates)
-    plan = replace(plan, mixed=plan.updated > 1)
+    plan, updates = _with_updates(plan, end.updates, by_parts=False)
     read = _read(source.x, weight, plan, (1, 1), [plan.columns])
     ends = (end.residual, end.bias, source.sums, end.sums, end.gain, end.gained, *updates)
     args = (*read, out, *ends, launch.partials, launch.tickets)
@@ -327,14 +326,21 @@ def _plan(
 
 
 def _with_updates(
-    plan: ProductPlan, updates: RowUpdates | None
+    plan: ProductPlan, updates: RowUpdates | None, *, by_parts: bool = True
 ) -> tuple[ProductPlan, tuple[torch.Tensor | None, ...]]:
-    """The plan with what adapters add, and the five tensors of that."""
+    """The plan with what adapters add, and the five tensors of that. `by_parts`: no tile has columns of several."""
     if updates is None:
         return plan, (None,) * 5
     site = updates.site
-    plan = replace(plan, updated=site.parts, ranks=site.ranks, stride=site.places.stride(0))
-    return replace(plan, chunks=updates.shrunk.shape[0]), updates.tensors
+    plan = replace(
+        plan,
+        updated=site.parts,
+        ranks=site.ranks,
+        stride=site.places.stride(0),
+        chunks=updates.shrunk.shape[0],
+        mixed=site.parts > 1 and not by_parts,
+    )
+    return plan, updates.tensors
 
 
 def _padded(m: int) -> int:

@@ -211,7 +211,7 @@ def linear_kernel(
     scaled = tile * plan.columns + by_warps(plan)
     first_scales = _first_scales(scales, beside, scaled, plan)
     _call(weight, column, plan)
-    updates, part = (shrunk, slots, numbers, places), _parts_of(part_of, column, plan)
+    updates, part = (shrunk, slots, numbers, places), _part_at(part_of, column[None, :], plan)
     uppers = _uppers(updates, row, m, column, tile * plan.columns + _lines(plan.columns), plan)
     _wait(plan)
     lowers = _lowers(updates, uppers, row, m, part, plan)
@@ -492,20 +492,10 @@ def _in_halves(low, high, plan: tl.constexpr):
 
 @triton.jit
 def _part_at(part_of, column, plan: tl.constexpr):
-    """The part of a tile's columns, which all have that of one."""
+    """The part of a column, which a tile's others may have too, or of each of some columns."""
     part = 0
     if plan.updated > 1:
         part = tl.load(part_of + column)
-    return part
-
-
-@triton.jit
-def _parts_of(part_of, column, plan: tl.constexpr):
-    """The part of each column, where there are several."""
-    if plan.updated > 1:
-        part = tl.load(part_of + column)[None, :]
-    else:
-        part = 0
     return part
 
 
