@@ -328,7 +328,7 @@ def _plan(
 def _with_updates(
     plan: ProductPlan, updates: RowUpdates | None, *, by_parts: bool = True
 ) -> tuple[ProductPlan, tuple[torch.Tensor | None, ...]]:
-    """The plan with what adapters add, and the five tensors of that. `by_parts`: no tile has columns of several."""
+    """The plan with what adapters add, and the five tensors of that. `by_parts`: a tile has one part."""
     if updates is None:
         return plan, (None,) * 5
     site = updates.site
