@@ -39,8 +39,8 @@ class PauseBody(RequestBody):
     """What becomes of requests that run: they end with what they have, keep their KV, or lose it and wait."""
 
 
-class ContinueBody(RequestBody):
-    """The body of /continue_generation: nothing."""
+class EmptyBody(RequestBody):
+    """The body of /continue_generation, /sleep and /wake_up: nothing."""
 
 
 class MemoryBody(RequestBody):
@@ -53,10 +53,6 @@ class MemoryBody(RequestBody):
     def named(self) -> tuple[MemoryTag, ...]:
         """The tags."""
         return ALL_TAGS if self.tags is None else tuple(map(MemoryTag, self.tags))
-
-
-class SleepBody(RequestBody):
-    """The body of /sleep and /wake_up: nothing."""
 
 
 class ControlEndpoints:
@@ -78,7 +74,7 @@ class ControlEndpoints:
                 PauseBody,
             ),
             HttpEndpoint(
-                "POST", "/continue_generation", self.go_on, "Lets generation go on, as SGLang", ContinueBody
+                "POST", "/continue_generation", self.go_on, "Lets generation go on, as SGLang", EmptyBody
             ),
             HttpEndpoint(
                 "POST",
@@ -95,9 +91,9 @@ class ControlEndpoints:
                 MemoryBody,
             ),
             HttpEndpoint(
-                "POST", "/sleep", self.sleep, "Lets all memory go, as vLLM", SleepBody, query=("level",)
+                "POST", "/sleep", self.sleep, "Lets all memory go, as vLLM", EmptyBody, query=("level",)
             ),
-            HttpEndpoint("POST", "/wake_up", self.wake_up, "Takes it again, as vLLM", SleepBody),
+            HttpEndpoint("POST", "/wake_up", self.wake_up, "Takes it again, as vLLM", EmptyBody),
             HttpEndpoint("GET", "/is_sleeping", self.is_sleeping, "Whether memory is away, as vLLM"),
         ]
 
@@ -110,7 +106,7 @@ class ControlEndpoints:
 
     async def go_on(self, request: Request) -> Response:
         """Lets every worker go on. Raises Busy while one's memory is away."""
-        await self._bodies.read(ContinueBody, request)
+        await self._bodies.read(EmptyBody, request)
         await self._backend.control(ContinueGeneration())
         return json_response({"status": "ok", "message": "Generation goes on."})
 
@@ -126,14 +122,14 @@ class ControlEndpoints:
 
     async def sleep(self, request: Request) -> Response:
         """Lets weights and KV go. At `level` 2 they need not come back: here they do, as at 1."""
-        await self._bodies.read(SleepBody, request)
+        await self._bodies.read(EmptyBody, request)
         if (level := request.query_params.get("level", "1")) not in LEVELS:
             raise InvalidRequest(f"level is {level[:20]!r}: it is 1 or 2", param="level")
         return _moved(await self._backend.control(ReleaseMemory(ALL_TAGS)))
 
     async def wake_up(self, request: Request) -> Response:
         """Takes the memory of each of `tags` again; all without."""
-        await self._bodies.read(SleepBody, request)
+        await self._bodies.read(EmptyBody, request)
         tags = request.query_params.getlist("tags")
         if unknown := [tag for tag in tags if tag not in ALL_TAGS]:
             named = " or ".join(ALL_TAGS)
