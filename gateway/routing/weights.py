@@ -226,7 +226,7 @@ class ClusterWeights:
 
     async def join(self, command: JoinGroup) -> tuple[str, ...]:
         """As `WeightControl` says: worker after worker, by name, from `command.rank` on."""
-        workers = sorted(info.worker for info in self._targets.infos())
+        workers = sorted(self._targets.names())
         if command.rank + len(workers) > command.size:
             text = f"{len(workers)} workers from rank {command.rank} on need a larger group"
             raise InvalidRequest(f"{text} than one of {command.size}", param="world_size")
@@ -245,8 +245,8 @@ class ClusterWeights:
 
     async def leave(self, group: str) -> None:
         """As `WeightControl` says."""
-        workers = [info.worker for info in self._targets.infos()]
-        (await self._ask(workers, LeaveGroup(group), ASK_S)).whole(f"left the group {group!r}")
+        left = await self._ask(self._targets.names(), LeaveGroup(group), ASK_S)
+        left.whole(f"left the group {group!r}")
 
     async def _repair(self, worker: str) -> None:
         """Brings a worker that is behind up to the newest weights, if it can be."""

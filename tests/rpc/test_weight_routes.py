@@ -25,14 +25,25 @@ from test_cache_events import SPLIT
 from eyas.client import AsyncClient, BroadcastTensors, InvalidRequest, SharedTensors
 from eyas.common.cluster.listening import free_ports
 from eyas.common.config import EngineConfig, GatewayConfig
+from eyas.common.errors import Unavailable
 from eyas.common.process_groups import MetGroup
 from eyas.common.types import Role
-from eyas.common.weights import CloseForWeights, CommitWeights, FolderSource, PrepareWeights, Running
+from eyas.common.weights import (
+    CloseForWeights,
+    CommitWeights,
+    FolderSource,
+    JoinGroup,
+    PrepareWeights,
+    Running,
+)
 from eyas.common.wire.control_service import ControlClient
+from eyas.common.wire.rpc import ChannelPool
 from eyas.engine.loop.engine import Engine
 from eyas.engine.scheduling.flushes import CacheFlushes
 from gateway.http.front import create_app
 from gateway.observe.metrics import GatewayMetrics
+from gateway.routing.targets import TargetWorkers
+from gateway.routing.weights import ClusterWeights
 
 BOTH = (Role.PREFILL, Role.DECODE)
 LAYOUTS = [
@@ -403,6 +414,16 @@ async def test_the_sdk_changes_weights(config: EngineConfig, new: Path, tmp_path
             await client.update_weights(str(tmp_path / "none"))
         with pytest.raises(InvalidRequest, match="running must be"):
             await client.update_weights("x", running="never")
+
+
+async def test_no_group_is_joined_where_no_worker_is() -> None:
+    async def refresh() -> None: ...
+
+    weights = ClusterWeights(TargetWorkers(list, ChannelPool(), refresh))
+    with pytest.raises(Unavailable, match="no worker is known"):
+        await weights.join(JoinGroup("g", "127.0.0.1:1", 1, 2, "gloo"))
+    with pytest.raises(Unavailable, match="no worker is known"):
+        await weights.leave("g")
 
 
 async def test_strangers_may_not_change_weights_nor_pause() -> None:
