@@ -53,7 +53,7 @@ class AdapterTurns:
     _probes: list[GenerationRequest] = field(default_factory=list)
     _contents: list[str] = field(default_factory=list)  # of the name, in turn, from when each may be there
     _sure: int = 0  # of these, the last one that was there for sure
-    _asked: set[asyncio.Task[None]] = field(default_factory=set)
+    _probing: set[asyncio.Task[None]] = field(default_factory=set)
 
     @classmethod
     def written(cls, folder: Path) -> Self:
@@ -107,15 +107,15 @@ class AdapterTurns:
                 continue
             for probe in self._probes:
                 task = asyncio.create_task(self._ask(cluster, probe))
-                self._asked.add(task)
-                task.add_done_callback(self._asked.discard)
+                self._probing.add(task)
+                task.add_done_callback(self._probing.discard)
             if count % EACH_THIRD == 0:
-                await asyncio.gather(*self._asked)
+                await asyncio.gather(*self._probing)
                 await self._unload(cluster)
 
     async def end(self, cluster: Rig) -> None:
         """Nothing is struck any more: a change succeeds, and every worker has what the others have."""
-        await asyncio.gather(*self._asked)
+        await asyncio.gather(*self._probing)
         try:
             async with asyncio.timeout(SAME_S):
                 while not await self._change(cluster, CONTENTS[0]):
