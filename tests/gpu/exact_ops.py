@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -37,6 +36,7 @@ from eyas.engine.models.ops.device_machine import DeviceMachine
 from tests.bits.compare import difference
 from tests.bits.models import CHUNK, ROWS, Model, Step
 from tests.gpu.exact_cost import say
+from tests.gpu.ways import side_by_side
 from tests.unit import tensor_core
 from tests.unit.hybrid_rig import write_hybrid
 
@@ -255,18 +255,6 @@ def measure(name: str, folder: Path, args: argparse.Namespace) -> None:
             say(
                 args.out, about | {"logits": count, "differ": differ, "s": round(time.monotonic() - began, 1)}
             )
-
-
-def side_by_side(commands: list[list[str]], ends_at: float) -> list[int]:
-    """Their exit codes; what has not ended in time is killed."""
-    codes, processes = [], [subprocess.Popen(each) for each in commands]
-    for process in processes:
-        try:
-            codes.append(process.wait(max(ends_at - time.monotonic(), 1.0)))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            codes.append(process.wait())
-    return codes
 
 
 def main() -> int:

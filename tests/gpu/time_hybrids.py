@@ -22,11 +22,9 @@ import logging
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -46,8 +44,8 @@ from eyas.engine.loading.startup import EngineStart, StartPhases
 from eyas.engine.models.table import read_model
 from eyas.engine.speculation.synthetic import resolve
 from tests.gpu.exact_cost import Load, Timed, say
-from tests.gpu.exact_ops import side_by_side
 from tests.gpu.time_shapes import SMALL, Shape, kernels, mixing_numbers, most_time, written
+from tests.gpu.ways import run_way, run_ways
 
 STEPS, LENGTH = 2, 2.5  # of an MTP layer: drafts in a row, tokens per round
 FLOPS = 700e12
@@ -264,26 +262,15 @@ def main() -> int:
     parser.add_argument("--compile", action="store_true", help="only kernels")
     args = parser.parse_args()
     if args.folder:
-        try:
-            measure(args)
-            return 0
-        except BaseException:
-            say(args.out, {"shape": args.shapes[0], "way": args.ways[0], "failed": traceback.format_exc()})
-            os._exit(1)
+        run_way(measure, args)
+        return 0
     ends_at = time.monotonic() + args.seconds
     with tempfile.TemporaryDirectory() as folder:
         commands = []
         for name in args.shapes:
             written(SHAPES[name], Path(folder, name), args.layers, small=args.small, sizes=SMALL | TINY)
             commands += [command(args, name, way, str(Path(folder, name))) for way in args.ways]
-        ahead = [[*words, "--compile"] for words in commands if args.device != "cpu"]
-        failed = any(side_by_side(ahead, ends_at))
-        for words in commands if not args.compile else ():
-            try:
-                subprocess.run(words, check=True, timeout=max(ends_at - time.monotonic(), 1.0))
-            except subprocess.SubprocessError as error:
-                failed = True
-                say(args.out, {"failed": str(error)[-300:]})
+        failed = run_ways(commands, ends_at, args)
     for line in ratios(args.out) if args.out.exists() else ():
         say(args.out, line)
     return int(failed)

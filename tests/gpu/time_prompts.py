@@ -15,11 +15,9 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,9 +35,9 @@ from eyas.engine.kernels.products.blocks import StoredWeight, quantise
 from eyas.engine.loading.startup import EngineStart
 from tests.gpu.answer_latent import SIZES, write_rank
 from tests.gpu.exact_cost import Load, Timed, say
-from tests.gpu.exact_ops import side_by_side
 from tests.gpu.exact_rig import KINDS
 from tests.gpu.time_shapes import Shape, most_time, written
+from tests.gpu.ways import run_way, run_ways
 
 ATTENTION_FLOPS = 551e12
 SIDE = 8192  # of the product whose rate the floors take
@@ -201,27 +199,15 @@ def main() -> int:
     parser.add_argument("--compile", action="store_true", help="only kernels")
     args = parser.parse_args()
     if args.folder:
-        try:
-            measure(args)
-            return 0
-        except BaseException:
-            say(args.out, {"shape": args.shapes[0], "way": args.ways[0], "failed": traceback.format_exc()})
-            os._exit(1)
-    ends_at, failed = time.monotonic() + args.seconds, False
+        run_way(measure, args)
+        return 0
+    ends_at = time.monotonic() + args.seconds
     with tempfile.TemporaryDirectory() as folder:
         commands = []
         for name in args.shapes:
             SHAPES[name].write(Path(folder, name), args.layers or SHAPES[name].layers, args.small)
             commands += [command(args, name, way, str(Path(folder, name))) for way in args.ways]
-        if args.device != "cpu":
-            failed = any(side_by_side([[*words, "--compile"] for words in commands], ends_at))
-        for words in commands if not args.compile else ():
-            try:
-                subprocess.run(words, check=True, timeout=max(ends_at - time.monotonic(), 1.0))
-            except subprocess.SubprocessError as error:
-                failed = True
-                say(args.out, {"failed": str(error)[-300:]})
-    return int(failed)
+        return int(run_ways(commands, ends_at, args))
 
 
 if __name__ == "__main__":
