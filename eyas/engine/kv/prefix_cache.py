@@ -133,13 +133,7 @@ class PrefixCache:
         """The rows of these tokens whose pages are cached, with a state or without one. `pages`: of a
         sequence with these tokens, from the first on.
         """
-        rows = len(tokens) - 1
-        node, count = self._behind(pages[: rows // self.shape.size], salt)
-        for key in self._keys(tokens, rows, count):
-            if key not in node.children:
-                break
-            node, count = node.children[key], count + 1
-        return count * self.shape.size
+        return self._reached(tokens, len(tokens) - 1, pages, salt)[1] * self.shape.size
 
     def _prefix(self, tokens: Sequence[int], salt: bytes, *, windows: bool = True) -> list[CacheNode]:
         nodes: list[CacheNode] = []
@@ -183,12 +177,21 @@ class PrefixCache:
         of a sequence with these tokens, from the first on.
         """
         count, rest = divmod(rows, self.shape.size)
-        node, known = self._behind(pages[:count], salt)
+        node, known = self._reached(tokens, rows, pages, salt)
+        return None if known < count or rest or node.parent is None else node
+
+    def _reached(
+        self, tokens: Sequence[int], rows: int, pages: Sequence[int], salt: bytes
+    ) -> tuple[CacheNode, int]:
+        """The last cached node of the first `rows` rows, and how many pages it is behind. `pages`: as of
+        `at`.
+        """
+        node, known = self._behind(pages[: rows // self.shape.size], salt)
         for key in self._keys(tokens, rows, known):
             if key not in node.children:
-                return None
+                break
             node, known = node.children[key], known + 1
-        return None if known < count or rest or node.parent is None else node
+        return node, known
 
     def _behind(self, pages: Sequence[int], salt: bytes) -> tuple[CacheNode, int]:
         """The deepest node that one of a sequence's pages is of, and how many pages it is behind: what lies
