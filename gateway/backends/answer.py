@@ -26,7 +26,8 @@ from eyas.common.types import FIRST_VERSION, GenerationRequest, TokenEntry
 from gateway.backends.base import FastPath, GenerationBackend
 from gateway.formats.openai_request import ApiCall
 from gateway.observe.metrics import CallMeter, TokenRhythm
-from gateway.text.entries import BareText, RequestTrace, TextDelta, TextStream, UsageCounts
+from gateway.text.detokenize import Detokenizer
+from gateway.text.entries import RequestTrace, TextDelta, TextStream, UsageCounts
 from gateway.text.tokenizer import Tokenizer
 
 TextEvent = Callable[[int, str], bytes]
@@ -196,7 +197,7 @@ class EntryLane(FastPath):
 
     __slots__ = ("_parts", "_rhythm", "_show", "_usage")
 
-    def __init__(self, show: BareText, usage: UsageCounts, rhythm: TokenRhythm, parts: BodyParts) -> None:
+    def __init__(self, show: Detokenizer, usage: UsageCounts, rhythm: TokenRhythm, parts: BodyParts) -> None:
         """`show`: the text of the next tokens."""
         self._show = show
         self._usage = usage
@@ -230,7 +231,7 @@ class TextLane(EntryLane):
 
     def __init__(
         self,
-        show: BareText,
+        show: Detokenizer,
         usage: UsageCounts,
         rhythm: TokenRhythm,
         around: tuple[bytes, bytes],
@@ -263,7 +264,12 @@ class DeltaLane(EntryLane):
     __slots__ = ("_events",)
 
     def __init__(
-        self, show: BareText, usage: UsageCounts, rhythm: TokenRhythm, events: EventFormat, parts: BodyParts
+        self,
+        show: Detokenizer,
+        usage: UsageCounts,
+        rhythm: TokenRhythm,
+        events: EventFormat,
+        parts: BodyParts,
     ) -> None:
         super().__init__(show, usage, rhythm, parts)
         self._events = events

@@ -9,8 +9,7 @@ the caller sees the text before it.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import msgspec
 
@@ -24,20 +23,8 @@ from eyas.common.types import (
     TokenLogprob,
 )
 from gateway.backends.base import GenerationStream, Lanes
+from gateway.text.detokenize import Detokenizer
 from gateway.text.tokenizer import Tokenizer
-
-
-class BareText(Protocol):
-    """The text of tokens alone."""
-
-    __slots__ = ()
-
-    alone: Mapping[int, str | None]
-    """The text of a next token by its id, if feeding it would change nothing here; None: feed it."""
-
-    def feed(self, ids: Sequence[int]) -> str:
-        """The text of the next tokens."""
-        ...
 
 
 class TextRules(msgspec.Struct, frozen=True):
@@ -156,7 +143,7 @@ class ChoiceText:
         self._include_stop = rules.include_stop
         self._offsets = rules.offsets
         self._min_tokens = request.params.min_tokens
-        self.bare: BareText | None = None if rules.stops or rules.offsets else self._detokenizer
+        self.bare: Detokenizer | None = None if rules.stops or rules.offsets else self._detokenizer
         """None if stop strings are looked for, or offsets are returned."""
         self._tokens = 0
         self._length = 0  # characters decoded so far, with those held back
@@ -253,7 +240,7 @@ class TextStream:
         """See `GenerationStream.use_lanes`."""
         self._stream.use_lanes(lanes)
 
-    def bare(self, number: int) -> BareText | None:
+    def bare(self, number: int) -> Detokenizer | None:
         """Returns a writer of a choice's next tokens until it finishes; the caller counts `usage`.
 
         None: its first tokens are still to come, or there is more to say than their text.
