@@ -212,11 +212,6 @@ class UsageAccounts:
         """A call on this account that has not begun."""
         return QuotaUse(self.of(name), self.clock)
 
-    @property
-    def names(self) -> set[str]:
-        """Those that have an account now."""
-        return set(self._accounts)
-
 
 class CallerQuotas:
     """The accounts of all callers of one gateway process. `pace`: the turns of their requests."""

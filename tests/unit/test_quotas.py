@@ -85,7 +85,7 @@ def test_idle_accounts_are_forgotten_and_used_ones_are_not() -> None:
     open_one.enter()
     clock.now += 3600
     quotas.use("new")
-    assert quotas.accounts.names == {"open", "new"}
+    assert set(quotas.accounts._accounts) == {"open", "new"}
 
 
 def test_a_file_names_keys_and_defaults(tmp_path: Path) -> None:
