@@ -136,17 +136,17 @@ def read_adapter(folder: Path) -> RankCall:
 
 def fill_adapter(slot: int, folder: Path, name: str) -> RankCall:
     """What was read there, the adapter of this id, is copied into a slot."""
-    return RankCall(FILL_ADAPTER, (slot,), f"{name} {folder}".encode())
+    return RankCall(FILL_ADAPTER, (slot,), _words(folder, name))
 
 
 def forget_adapter(folder: Path, name: str) -> RankCall:
     """What was read there, the adapter of this id, is not needed any more."""
-    return RankCall(FORGET_ADAPTER, (), f"{name} {folder}".encode())
+    return RankCall(FORGET_ADAPTER, (), _words(folder, name))
 
 
 def renew_adapter(folder: Path, name: str) -> RankCall:
     """What was read there, the adapter of this id, becomes what the new weights make of it."""
-    return RankCall(RENEW_ADAPTER, (), f"{name} {folder}".encode())
+    return RankCall(RENEW_ADAPTER, (), _words(folder, name))
 
 
 def folder_of(call: RankCall) -> Path:
@@ -158,6 +158,11 @@ def adapter_of(call: RankCall) -> tuple[Path, str]:
     """Decodes what `fill_adapter`, `forget_adapter` and `renew_adapter` encoded: the folder and the id."""
     name, _, folder = call.data.decode().partition(" ")
     return Path(folder), name
+
+
+def _words(folder: Path, name: str) -> bytes:
+    """An adapter's folder and id."""
+    return f"{name} {folder}".encode()
 
 
 def _flat(spans: SequenceOf[QuerySpan]) -> np.ndarray:

@@ -87,12 +87,7 @@ class RankForward:
         return nothing, nothing.repeat(1, len(share.taps))
 
 
-def serve(
-    own: RankForward,
-    rank_info: RankInfo,
-    channel: RankChannel,
-    others: RankCalls,
-) -> None:
+def serve(own: RankForward, rank_info: RankInfo, channel: RankChannel, others: RankCalls) -> None:
     """A rank above 0, loaded: it does its part of every step, and `others` by their kinds, until rank 0
     closes the channel.
     """
