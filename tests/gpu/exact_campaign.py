@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import logging
 import os
 import random
@@ -32,7 +31,6 @@ from unittest.mock import patch
 
 import msgspec
 
-from eyas.bench.output import append_line
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.types import GenerationRequest, RequestChoice
@@ -47,6 +45,7 @@ from eyas.engine.models.ops import device_machine
 from eyas.engine.models.ops.many_rows import ManyRows
 from tests.gpu import atomic_sums
 from tests.gpu.exact_rig import KINDS, ONE_WAY, Bed, Engine, Ledger, Way, asked
+from tests.gpu.lines import lines_of, say
 
 REQUESTS, ALONE, TURNS = 512, 24, 24
 PAGES, RUNNING = 1800, 128
@@ -261,11 +260,6 @@ def config_of(bed: Bed, way: Way) -> EngineConfig:
 # --- all of them -----------------------------------------------------------------------------------------
 
 
-def say(out: Path, line: Line) -> None:
-    print(json.dumps(line), flush=True)
-    append_line(out, line)
-
-
 def run_all(bed: Bed, args: argparse.Namespace) -> Iterator[str]:
     """One part after another, each with its share of the time, while the kernels of the next are compiled;
     yields the failures.
@@ -327,7 +321,7 @@ def verdict(out: Path, failures: list[str], only: Sequence[str], hazards: Sequen
     """
     counted: dict[str, list[int]] = {}
     refused: set[str] = set()
-    for line in map(json.loads, out.read_text().splitlines()):
+    for line in lines_of(out):
         if "refused at the start" in line:
             refused.add(line["part"])
         if "compared" in line:

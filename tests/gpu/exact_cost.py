@@ -14,7 +14,6 @@ arithmetic.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import random
@@ -30,13 +29,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from eyas.bench.output import append_line
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.ipc.messages import Event, StepReply
 from eyas.engine.loading.startup import EngineStart
 from tests.gpu.exact_rig import KINDS, Bed, Engine, Way
+from tests.gpu.lines import lines_of, say
 from tests.unit.loopback import Worker
 
 RATE = 0.81  # 1 + r + r^2 + r^3 = 3.0 tokens a round
@@ -149,15 +148,9 @@ def measure(bed: Bed, way: Way, prompts: str, out: Path) -> None:
     os._exit(0)
 
 
-def say(out: Path, line: dict[str, Any]) -> None:
-    print(json.dumps(line), flush=True)
-    append_line(out, line)
-
-
 def ratios(out: Path) -> Iterator[dict[str, Any]]:
     """Of every load: exact over fast in time, so that 1.05 is a cost of 5 %."""
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
-    found = {(line["way"], line["load"]): line for line in lines if "load" in line}
+    found = {(line["way"], line["load"]): line for line in lines_of(out) if "load" in line}
     for drafts in dict.fromkeys(way.drafts for way in WAYS):
         for load in LOADS:
             pair = [found.get((f"{name}, {drafts}", load.name)) for name in ("fast", "exact")]

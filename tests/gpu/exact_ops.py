@@ -35,7 +35,7 @@ from eyas.engine.models.ops import expert_products
 from eyas.engine.models.ops.device_machine import DeviceMachine
 from tests.bits.compare import difference
 from tests.bits.models import CHUNK, ROWS, Model, Step
-from tests.gpu.exact_cost import say
+from tests.gpu.lines import say
 from tests.gpu.ways import side_by_side
 from tests.unit import tensor_core
 from tests.unit.hybrid_rig import write_hybrid

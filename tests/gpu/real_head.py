@@ -23,7 +23,8 @@ from eyas.common.params import SamplingParams
 from eyas.engine.loading.build import build_engine
 from eyas.train.answers import engine_of
 from eyas.train.conversations import ChatTokenizer, read_lines
-from tests.gpu.steady import going_on, lines_of, note
+from tests.gpu.lines import lines_of, say_all
+from tests.gpu.steady import going_on
 
 TEMPERATURES = (0.0, 1.0)
 CONTEXT = 1024
@@ -101,7 +102,7 @@ def main() -> int:
     plan = Plan(given.device, given.target, given.draft, questions, given.batches, given.each)
     for steps in (0, *given.chains):
         with going_on(f"chain {steps}" if steps else "plain"):
-            note(given.out, measured(plan, steps))
+            say_all(given.out, measured(plan, steps))
     print(*report(lines_of(given.out)), sep="\n")
     return 0
 

@@ -7,19 +7,17 @@ CPU the same engine runs its kernels in Triton's interpreter, for the scripts to
 from __future__ import annotations
 
 import gc
-import json
 import os
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eyas.bench.output import append_line
 from eyas.common.config import EngineConfig, resolve_engine
 from eyas.common.types import GenerationRequest, TokenEntry
 from eyas.engine.ipc.messages import CancelGeneration, Event, StepReply
@@ -172,18 +170,6 @@ def batch_line(cluster: Clocked, batch: int) -> dict[str, float]:
     ended = min(one.seconds for one in cluster.came if one.entry.finish is not None)
     steady = [one for one in cluster.came if begun <= one.seconds <= ended]
     return rate(steady, lambda entry: len(entry.tokens)).line(batch)
-
-
-def note(out: Path, lines: Iterable[dict[str, Any]]) -> None:
-    """Prints each line, and appends it to a file of results, as soon as it comes."""
-    for line in lines:
-        append_line(out, line)
-        print(line, flush=True)
-
-
-def lines_of(out: Path) -> list[dict[str, Any]]:
-    """The lines of a file of results."""
-    return [json.loads(line) for line in out.read_text().splitlines()]
 
 
 @contextmanager

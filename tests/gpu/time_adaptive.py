@@ -32,6 +32,7 @@ import torch
 from eyas.common.config import GRAPH_ROWS, EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
+from tests.gpu.lines import lines_of, say_all
 from tests.gpu.steady import (
     TINY,
     Clocked,
@@ -39,8 +40,6 @@ from tests.gpu.steady import (
     clocked,
     engine_config,
     going_on,
-    lines_of,
-    note,
     rate,
     shape_folders,
     submit,
@@ -244,7 +243,7 @@ def main() -> int:
             warm([config_of(plan, way) for way in WAYS])
             for way in WAYS:
                 with going_on(str(way)):
-                    note(given.out, measured(plan, way))
+                    say_all(given.out, measured(plan, way))
     print(*report(lines_of(given.out)), sep="\n")
     return 0
 

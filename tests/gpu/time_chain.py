@@ -39,7 +39,8 @@ from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.speculation.device import DeviceProposer
 from eyas.engine.speculation.synthetic import resolve
 from tests.gpu import chain_before
-from tests.gpu.steady import TINY, engine_config, going_on, lines_of, shape_folders
+from tests.gpu.lines import lines_of
+from tests.gpu.steady import TINY, engine_config, going_on, shape_folders
 
 STEPS, LENGTH = 3, 3.0
 TARGETS = {1: 1.60, 8: 1.70, 32: 2.25}  # ms a token, served

@@ -26,7 +26,8 @@ import triton
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from tests.gpu.steady import TINY, Clocked, clocked, engine_config, note, shape_folders, submit, warm
+from tests.gpu.lines import say_all
+from tests.gpu.steady import TINY, Clocked, clocked, engine_config, shape_folders, submit, warm
 from tests.unit.loopback import wait_all
 
 EXACT, FAST = "exact", "fast"
@@ -103,7 +104,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="of the model, in this process")
     given = parser.parse_args()
     if given.folder is not None:
-        note(given.out, measured(given.arithmetic[0], given.device, given.folder))
+        say_all(given.out, measured(given.arithmetic[0], given.device, given.folder))
         return 0
     failed = False
     with tempfile.TemporaryDirectory() as folder:

@@ -18,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from eyas.common.types import GenerationRequest
 from eyas.engine.scheduling import scheduler
 from eyas.engine.scheduling.limits import BatchLimits
 from eyas.simulator.goodput import quantile
-from tests.gpu.steady import TINY, Clocked, clocked, engine_config, note, shape_folders, wait, warm
+from tests.gpu.lines import say
+from tests.gpu.steady import TINY, Clocked, clocked, engine_config, shape_folders, wait, warm
 
 LARGE = "large"
 STEPS = scheduler.MANY_STEPS
@@ -93,10 +95,7 @@ def played(cluster: Clocked, load: Load, turn: int, answer: int) -> dict[str, An
 def gaps(streams: Sequence[Sequence[float]], since: float, until: float) -> list[float]:
     """Seconds between neighbouring tokens of a stream, of those that came meanwhile; ascending."""
     return sorted(
-        after - before
-        for times in streams
-        for before, after in zip(times, times[1:], strict=False)
-        if since < after <= until
+        after - before for times in streams for before, after in pairwise(times) if since < after <= until
     )
 
 
@@ -160,7 +159,7 @@ def main() -> int:
                 played(cluster, load, -streams, 800 if small else 8000)  # not counted
                 for turn, way in enumerate(ways(cluster, given.totals, config.chunk_tokens)):
                     line = played(cluster, load, 1000 * streams + turn, 800 if small else 8000)
-                    note(given.out, [{"streams": streams, "way": way} | line])
+                    say(given.out, {"streams": streams, "way": way} | line)
     return 0
 
 

@@ -27,7 +27,8 @@ from eyas.simulator.goodput import SearchEffort, find_knee
 from eyas.simulator.hardware import example
 from eyas.simulator.workload import RandomTraffic, poisson
 from gateway.routing.placement import LatencyTargets
-from tests.gpu.steady import TINY, clocked, engine_config, lines_of, note, shape_folders, warm
+from tests.gpu.lines import lines_of, say
+from tests.gpu.steady import TINY, clocked, engine_config, shape_folders, warm
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131000)
@@ -61,7 +62,7 @@ def measure(device: str, out: Path) -> None:
         timer = _StepTimer(runner, config.num_pages or 0, config.page_size, config.speculation.width, 0)
         for grows, count, sample in samples(small):
             took = min(timer.seconds(sample) for _ in range(3))
-            note(out, [{"grows": grows, "count": count, "ms": round(1e3 * took, 4)}])
+            say(out, {"grows": grows, "count": count, "ms": round(1e3 * took, 4)})
 
     build._rates = timed
     sizes: dict[str, Any] = {"context_length": 131072, "max_running": 257, "num_pages": 40_000}

@@ -17,7 +17,6 @@ FILE gets a line of JSON whenever something is known, ratios between ways last.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import random
@@ -43,7 +42,8 @@ from eyas.engine.loading.first_tiles import search_first
 from eyas.engine.loading.startup import EngineStart, StartPhases
 from eyas.engine.models.table import read_model
 from eyas.engine.speculation.synthetic import resolve
-from tests.gpu.exact_cost import Load, Timed, say
+from tests.gpu.exact_cost import Load, Timed
+from tests.gpu.lines import lines_of, say
 from tests.gpu.time_shapes import SMALL, Shape, kernels, mixing_numbers, most_time, written
 from tests.gpu.ways import run_way, run_ways
 
@@ -224,7 +224,7 @@ def measure(args: argparse.Namespace) -> None:
 
 def ratios(out: Path) -> Iterator[dict[str, Any]]:
     """Plain over MTP in time, and exact over fast."""
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    lines = lines_of(out)
     found = {(line["shape"], line["way"], line["load"]): line for line in lines if "ms" in line}
     found |= {(line["shape"], line["way"], line["load"]): line for line in lines if "tokens/s" in line}
     for (shape, way, load), line in found.items():

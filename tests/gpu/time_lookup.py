@@ -32,6 +32,7 @@ from eyas.common.config import NANO, EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.device.program import StepProgram
+from tests.gpu.lines import lines_of, say_all
 from tests.gpu.steady import (
     TINY,
     Clocked,
@@ -39,8 +40,6 @@ from tests.gpu.steady import (
     clocked,
     engine_config,
     going_on,
-    lines_of,
-    note,
     shape_folders,
     submit,
     warm,
@@ -264,7 +263,7 @@ def main() -> int:
             warm([config_of(plan, way) for way in given.ways])
             for way in given.ways:
                 with going_on(way):
-                    note(given.out, measured(plan, way))
+                    say_all(given.out, measured(plan, way))
     print(*report(lines_of(given.out)), sep="\n")
     return 0
 

@@ -34,8 +34,9 @@ from eyas.engine.kernels.products import vendor
 from eyas.engine.kernels.products.blocks import StoredWeight, quantise
 from eyas.engine.loading.startup import EngineStart
 from tests.gpu.answer_latent import SIZES, write_rank
-from tests.gpu.exact_cost import Load, Timed, say
+from tests.gpu.exact_cost import Load, Timed
 from tests.gpu.exact_rig import KINDS
+from tests.gpu.lines import say
 from tests.gpu.time_shapes import Shape, most_time, written
 from tests.gpu.ways import run_way, run_ways
 

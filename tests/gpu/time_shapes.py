@@ -37,8 +37,9 @@ from eyas.engine.checkpoint.config import ExpertsSpec, LayerSpec, ModelConfig
 from eyas.engine.loading.first_tiles import search_first
 from eyas.engine.loading.startup import EngineStart, StartPhases
 from eyas.engine.models.table import read_model
-from tests.gpu.exact_cost import Load, Timed, say
+from tests.gpu.exact_cost import Load, Timed
 from tests.gpu.exact_rig import KINDS
+from tests.gpu.lines import say
 
 BYTES_PER_S = 4.3e12
 LOADS = (

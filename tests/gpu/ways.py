@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
-from tests.gpu.exact_cost import say
+from tests.gpu.lines import say
 
 
 def side_by_side(commands: Sequence[Sequence[str]], ends_at: float) -> list[int]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-CAPTURE = "thread_local"
+_CAPTURE = "thread_local"
 """How graphs are captured: other threads may do as they like, and NCCL's look at its events all the time."""
 
 
@@ -28,7 +28,7 @@ class GraphRecorder:
         """Everything that is launched inside goes into `graph`, and does not run."""
         torch.cuda.synchronize()
         with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode=CAPTURE)
+            graph.capture_begin(pool=self._pool, capture_error_mode=_CAPTURE)
             try:
                 yield
             finally:
