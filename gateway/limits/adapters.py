@@ -45,8 +45,8 @@ class AdapterLimits(PassingBackend):
 
     async def start(self, request: GenerationRequest) -> GenerationStream:
         """Starts a request. Raises RateLimited if it is one too many of its adapter."""
-        if not (self._limited and request.adapter):
-            return await self._backend.start(request)
+        if not (self._limited and request.adapter) or request.params.prompt_experts:
+            return await self._backend.start(request)  # experts are asked for within a call that counts
         with self._use(request.adapter) as use:
             use.enter()
         try:

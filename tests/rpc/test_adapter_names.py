@@ -14,7 +14,7 @@ from eyas.client import Adapter as LoadedAdapter
 from eyas.client import AsyncClient, InvalidRequest, Model, NotFound
 from eyas.common.config import GatewayConfig
 from eyas.common.page_names import salt_of
-from eyas.common.types import Adapter, AdapterRoster
+from eyas.common.types import Adapter, AdapterRoster, PromptTokenLogprobs
 from gateway.grpc.front import GrpcFront
 from gateway.limits.adapters import AdapterLimits
 from gateway.limits.quotas import CallerLimits, KeyLimits
@@ -188,6 +188,19 @@ async def test_prompts_of_a_call_begin_together_or_not_at_all(backend: ScriptedB
             assert never.status_code == 400 and "retry-after" not in never.headers
             assert "7 prompts are more than the 6 requests per minute of the adapter one" in never.text
     assert len(backend.requests) == 9
+
+
+async def test_the_experts_of_an_answer_are_no_request_of_its_adapter(backend: ScriptedBackend) -> None:
+    """They are asked for while the answer's own request is still open."""
+    backend.prompt = PromptTokenLogprobs(experts=bytes(2))
+    limits = CallerLimits(adapters={"one": KeyLimits(requests_per_minute=1, concurrent_requests=1)})
+    limited = AdapterLimits(backend, limits, lambda name: None)
+    async with client_of(limited, tokenizer=backend.tokenizer) as client:
+        body = {"text": "Hi", "lora_path": "one", "return_routed_experts": True}
+        answer = await client.post("/generate", json=body)
+        assert answer.status_code == 200, answer.text
+        assert "routed_experts" in answer.json()["meta_info"]
+        assert (await client.post("/generate", json=body)).status_code == 429
 
 
 async def test_each_adapter_is_counted_up_to_a_bound(
