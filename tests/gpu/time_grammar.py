@@ -33,14 +33,13 @@ from eyas.common.types import GenerationRequest
 from eyas.engine.batch.sequence import Sequence as EngineSequence
 from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.speculation.synthetic import resolve
+from tests.gpu.lines import lines_of, say_all
 from tests.gpu.steady import (
     Clocked,
     batch_line,
     clocked,
     engine_config,
     going_on,
-    lines_of,
-    note,
     submit,
     warm,
 )
@@ -177,7 +176,7 @@ def main() -> int:
         warm(list(configs.values()))
         for way, config in configs.items():
             with going_on(way), clocked(config) as cluster:
-                note(given.out, measured(cluster, plan, way))
+                say_all(given.out, measured(cluster, plan, way))
     print(*report(lines_of(given.out)), sep="\n")
     return 0
 
