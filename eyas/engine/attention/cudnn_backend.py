@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from eyas.common.errors import ConfigError
-from eyas.engine.attention.prompts import PromptChunk, bytes_of, chunks_of
+from eyas.engine.attention.prompts import PromptChunk, bytes_of, chunks_of, made_up_chunk
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.kernels.attention.joined import join, rows_of_pages
 from eyas.engine.kernels.launch.sizes import cdiv
 from eyas.engine.kv.pool import PoolShape
-from kv_transfer.layout import pages_for
 
 UNIT = 1024
 """Rows: shapes are multiples of it."""
@@ -73,8 +72,7 @@ class CudnnAttention:
         """
         if rows < FEWEST:
             return []
-        start = 3 * _units(rows)
-        return [QuerySpan([0] * pages_for(start + rows, self._shape.page_size), start, rows)]
+        return [made_up_chunk(rows, self._shape, start=3 * _units(rows))]
 
     def plan(self, spans: Sequence[QuerySpan]) -> bool:
         """Lays out a step's chunks, whose query rows follow each other in the order of `spans`, without

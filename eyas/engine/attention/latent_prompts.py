@@ -13,11 +13,11 @@ import torch
 
 from eyas.engine.attention.latent_heads import LatentHeads
 from eyas.engine.attention.page_lists import on_device, page_lists
+from eyas.engine.attention.prompts import made_up_chunk
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import LatentSpec
 from eyas.engine.kernels.latent.latent_prefill import TILE, ExpandedRows, attend_expanded
 from eyas.engine.kv.pool import PoolShape, rows_at
-from kv_transfer.layout import pages_for
 
 MOST_BYTES = 1 << 29
 """Of keys and values that are made at a time: start-up leaves room for no more."""
@@ -55,7 +55,7 @@ class ExpandedPrompts:
 
     def made_up(self, rows: int) -> list[QuerySpan]:
         """As of `PromptPlan`: a prompt in the pool's first page alone."""
-        return [QuerySpan([0] * pages_for(rows, self._shape.page_size), 0, rows)]
+        return [made_up_chunk(rows, self._shape)]
 
     def pays(self, spans: Sequence[QuerySpan]) -> bool:
         """True if it is less work than over latents, and what is made has room."""

@@ -16,6 +16,7 @@ from eyas.engine.attention.page_lists import on_device, page_lists
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kv.pool import PoolShape
+from kv_transfer.layout import pages_for
 
 
 class PromptPlan(Protocol):
@@ -36,7 +37,7 @@ class PromptPlan(Protocol):
 
 
 class PlannedAttention(Protocol):
-    """Causal attention that is planned on the host: `flashinfer_backend`, `cudnn_backend`."""
+    """Causal attention that is planned on the host: `flashinfer_backend`, `cudnn_backend`, `side_by_side`."""
 
     def ready(self) -> bool:
         """True if the kernels are built. Raises ConfigError if they cannot be."""
@@ -125,6 +126,11 @@ def chunks_of(spans: Sequence[QuerySpan], shape: PoolShape) -> list[PromptChunk]
     pages = on_device(lists.pages, shape.device).split(np.diff(lists.first_page).tolist())
     rows = (slice(*pair) for pair in pairwise(lists.queries.tolist()))
     return [PromptChunk(own, span.start, its) for own, span, its in zip(rows, spans, pages, strict=True)]
+
+
+def made_up_chunk(rows: int, shape: PoolShape, start: int = 0) -> QuerySpan:
+    """A chunk of `rows` rows behind `start` others in the pool's first page alone: no sequence's."""
+    return QuerySpan([0] * pages_for(start + rows, shape.page_size), start, rows)
 
 
 def bytes_of(span: QuerySpan, shape: PoolShape) -> int:

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 
 import torch
 
-from eyas.engine.attention.prompts import PromptChunk, bytes_of, chunks_of
+from eyas.engine.attention.prompts import PromptChunk, bytes_of, chunks_of, made_up_chunk
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.kernels.attention.joined import rows_of_pages
 from eyas.engine.kernels.attention.side_by_side import KEYS, attend_side_by_side
 from eyas.engine.kv.pool import PoolShape
-from kv_transfer.layout import pages_for
 
 FEWEST = 1024
 """Rows of each chunk: fewer are left to the kernel over pages."""
@@ -45,7 +44,7 @@ class SideBySideAttention:
         """As of `PromptPlan`: one new prompt, in the pool's first page alone."""
         if rows < FEWEST:
             return []
-        return [QuerySpan([0] * pages_for(rows, self._shape.page_size), 0, rows)]
+        return [made_up_chunk(rows, self._shape)]
 
     def plan(self, spans: Sequence[QuerySpan]) -> bool:
         """Lays out a step's chunks, whose query rows follow each other in the order of `spans`, without

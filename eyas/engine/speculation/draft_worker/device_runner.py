@@ -208,7 +208,6 @@ class DeviceDraftRunner:
         for size in reversed(self._sizes):
             program = self._program(self._fill(size, ()))
             program.run()  # compiles and loads what it needs
-            torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with recorder.recording(graph):
                 program.run()
