@@ -19,7 +19,7 @@ from eyas.common.weights import (
 GroupBackend = Literal["nccl", "gloo"]
 BACKENDS: tuple[str, ...] = get_args(GroupBackend)
 MOST_NAME = 256  # characters of the name of weights, and of a group's
-WAIT_S, MOST_WAIT_S = 300.0, 3600.0  # for requests that run
+WAIT_S, MOST_WAIT_S = 300.0, 3600  # for requests that run
 
 
 def device_source(texts: Sequence[str]) -> DeviceSource:
