@@ -25,9 +25,9 @@ from typing import Any
 
 import torch
 
-from eyas.bench.output import append_line
 from eyas.common.config import EngineConfig, SpeculationConfig
 from tests.gpu.answer_latent import LAYERS, write_rank
+from tests.gpu.lines import say
 from tests.gpu.steady import TINY, Clocked, clocked, engine_config, shape_folders, warm
 from tests.gpu.time_adaptive import CONTEXT, LESSONS, MOMENTS, TARGET, Seen, watched
 from tests.unit.test_device_deepseek import V3
@@ -131,8 +131,7 @@ def main() -> int:
         warm([config])
         with clocked(config) as cluster:
             for line in measured(cluster, given):
-                append_line(given.out, line)
-                print(line, flush=True)
+                say(given.out, line)
                 lines.append(line)
     print(*report(lines), sep="\n")
     return 0

@@ -44,7 +44,7 @@ from eyas.engine.models.table import read_model
 from eyas.engine.speculation.synthetic import resolve
 from tests.gpu.exact_cost import Load, Timed
 from tests.gpu.lines import lines_of, say
-from tests.gpu.time_shapes import SMALL, Shape, kernels, mixing_numbers, most_time, written
+from tests.gpu.time_shapes import SMALL, Shape, kernels, launched, mixing_numbers, most_time, written
 from tests.gpu.ways import run_way, run_ways
 
 STEPS, LENGTH = 2, 2.5  # of an MTP layer: drafts in a row, tokens per round
@@ -191,7 +191,7 @@ def busy(seen: profile, ms: float) -> dict[str, float]:
     """Of what took `ms` on the host: the time of kernels, and from the first one's begin to the last one's
     end.
     """
-    every = [e for e in seen.events() if str(e.device_type).endswith("CUDA")]
+    every = launched(seen)
     spent = sum(event.time_range.elapsed_us() for event in every)
     edges = [edge for e in every for edge in (e.time_range.start, e.time_range.end)] or [0]
     whole = {"ms": round(ms, 1), "kernels ms": round(spent / 1e3, 1), "launches": len(every)}

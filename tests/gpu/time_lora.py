@@ -24,12 +24,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from eyas.bench.output import append_line
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.page_names import salt_of
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.speculation.synthetic import resolve
+from tests.gpu.lines import say
 from tests.gpu.steady import (
     TINY,
     Clocked,
@@ -137,8 +137,7 @@ def time_rounds(cluster: Clocked, sizes: Sizes, ids: Sequence[str], out: Path) -
             took = round_ms(cluster, sizes, ids if way == "many" else [ids[0]] * batch)
             line |= {f"{way}_ms": took, f"{way}_over_plain": round(took / plain, 3)}
             line[f"{way}_reach"] = REACH.get(f"{batch} {way}")
-        print(line, flush=True)
-        append_line(out, line)
+        say(out, line)
 
 
 def time_loads(cluster: Clocked, sizes: Sizes, folders: Sequence[Path], out: Path) -> None:
@@ -170,8 +169,7 @@ def time_loads(cluster: Clocked, sizes: Sizes, folders: Sequence[Path], out: Pat
         gaps = gaps_ms(cluster, since, until)
         line |= {f"gap_{name}_ms": [round(gaps[len(gaps) // 2], 2), round(gaps[-1], 2)]}
     wait_all(streams, WAIT_S)
-    print(line, flush=True)
-    append_line(out, line)
+    say(out, line)
 
 
 def config_of(device: str, model: Path, slots: int, rank: int, **more: Any) -> EngineConfig:
@@ -230,8 +228,7 @@ def time_head(options: argparse.Namespace, model: Path, head: Path, folder: Path
             plain, one = (round_ms(cluster, sizes, [id] * batch) for id in ("", adapter))
             line = {"chain": 3, "batch": batch, "plain_ms": plain, "one_ms": one}
             line["one_over_plain"] = round(one / plain, 3)
-            print(line, flush=True)
-            append_line(options.out, line)
+            say(options.out, line)
 
 
 if __name__ == "__main__":

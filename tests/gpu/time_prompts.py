@@ -37,7 +37,7 @@ from tests.gpu.answer_latent import SIZES, write_rank
 from tests.gpu.exact_cost import Load, Timed
 from tests.gpu.exact_rig import KINDS
 from tests.gpu.lines import say
-from tests.gpu.time_shapes import Shape, most_time, written
+from tests.gpu.time_shapes import Shape, launched, most_time, written
 from tests.gpu.ways import run_way, run_ways
 
 ATTENTION_FLOPS = 551e12
@@ -93,8 +93,7 @@ SHAPES = {"8b": _llama("dense"), "8b-fp8": _llama("fp8"), "rank8": _rank()}
 
 def idle(seen: profile) -> Iterator[dict[str, Any]]:
     """From the first launch to the last, how long the GPU did nothing; and its longest pauses."""
-    events = [event for event in seen.events() if str(event.device_type).endswith("CUDA")]
-    events.sort(key=lambda event: event.time_range.start)
+    events = launched(seen)
     pauses, last = [], events[0]
     for event in events[1:]:
         pauses.append((event.time_range.start - last.time_range.end, last.name[:40], event.name[:40]))

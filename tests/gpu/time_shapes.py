@@ -284,6 +284,12 @@ def kernels(engine: Timed, load: Load) -> list[dict[str, Any]]:
     return most_time(seen, load.answer)
 
 
+def launched(seen: profile) -> list[Any]:
+    """The events of a profile on the GPU, by their begin."""
+    events = [event for event in seen.events() if str(event.device_type).endswith("CUDA")]
+    return sorted(events, key=lambda event: event.time_range.start)
+
+
 def most_time(seen: profile, steps: int) -> list[dict[str, Any]]:
     """The kernels of a profile of that many steps that take the most time.
 
@@ -291,9 +297,8 @@ def most_time(seen: profile, steps: int) -> list[dict[str, Any]]:
     that one has ended: "alone" is the time behind that end.
     """
     spent: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-    events = [event for event in seen.events() if str(event.device_type).endswith("CUDA")]
     last = -math.inf
-    for event in sorted(events, key=lambda event: event.time_range.start):
+    for event in launched(seen):
         span = event.time_range
         spent[event.name[:60]].append((max(span.end - max(span.start, last), 0.0), span.elapsed_us()))
         last = max(last, span.end)
