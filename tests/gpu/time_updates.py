@@ -3,7 +3,8 @@
     python -m tests.gpu.time_updates --out FILE [--shape llama-3.1-8b] [--ways plain "chain 3"] [--times 3]
 
 A trainer is a process of its own, whose weights are in the memory of the same GPU; the engine, of dummy
-weights, reads them by CUDA IPC and is told to commit while answers run and are waited for. Each way: an
+weights, reads them by CUDA IPC and is told to commit while answers run and are waited for. With `--by group`
+the trainer has the next GPU, and broadcasts them in a group (NCCL; on a CPU gloo). Each way: an
 update to weights A, to B and back to A; the answers of A must be equal, and, of a small model (`--fresh`),
 those of an engine that was started on a folder of A. Writes one JSON line per update: `prepare_s` (the old
 weights serve), `pause_s` (no step runs), the longest gap between two tokens of a stream meanwhile and without
@@ -25,23 +26,30 @@ import msgspec
 import torch
 
 from eyas.bench.output import append_line
-from eyas.client.weights import device_buffers
+from eyas.client.weights import BroadcastTensors, device_buffers
+from eyas.common.cluster.listening import free_ports
 from eyas.common.params import SamplingParams
+from eyas.common.process_groups import MetGroup
 from eyas.common.types import GenerationRequest
 from eyas.common.weights import (
+    DTYPES,
     BytesSource,
     CloseForWeights,
     CommitWeights,
     DeviceBuffer,
     DeviceSource,
+    GroupSource,
+    JoinGroup,
     PrepareWeights,
     Running,
     Source,
+    TensorMeta,
 )
 from eyas.engine.loading.startup import EngineStart
 from tests.gpu.exact_rig import Bed, Engine, Way
 
 LONG = 1500  # tokens of answers that last as long as an update is prepared
+GROUP = "weights"
 PAGES = 2048  # 32,768 tokens: two engines and a trainer share the GPU
 Tensors = dict[str, torch.Tensor]
 
@@ -56,6 +64,7 @@ def main() -> None:
     parser.add_argument("--arithmetic", nargs="+", default=["exact"], choices=["fast", "exact"])
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--tp", type=int, default=1, help="GPUs that share the model")
+    parser.add_argument("--by", default="ipc", choices=["ipc", "group"], help="how the tensors come")
     parser.add_argument("--fresh", action="store_true", help="compare with an engine started on A, too")
     parser.add_argument("--device", default="cuda", help="cpu: interpreted, a tiny shape, to try it")
     args = parser.parse_args()
@@ -76,22 +85,33 @@ def updates(bed: Bed, way: Way, args: argparse.Namespace) -> None:
     folder = Path(config.model)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    trainer = context.Process(target=train, args=(theirs, folder, bed.device), daemon=True)
+    place = bed.device if bed.device == "cpu" or args.by == "ipc" else f"cuda:{args.tp}"
+    address = f"127.0.0.1:{next(free_ports())}" if args.by == "group" else ""
+    trainer = context.Process(target=train, args=(theirs, folder, place, address), daemon=True)
     trainer.start()
     theirs.close()  # so that the trainer's end is the end of the pipe
     rig = Engine(config)
+    if address:
+        joined = rig.worker.change(JoinGroup(GROUP, address, 1, 2, backend(bed.device)), 180)
+        assert joined.failure is None, joined.failure
     said: dict[str, list[list[int]]] = {"dummy": answers(rig, bed, "")}
     calm = longest_gap(rig, bed, "")
     digest = ""
     for number in range(args.times):
         name = "AB"[number % 2]
         ours.send(name)
-        source = msgspec.msgpack.decode(ours.recv_bytes(), type=DeviceSource | BytesSource)
+        source = msgspec.msgpack.decode(ours.recv_bytes(), type=DeviceSource | BytesSource | GroupSource)
         line, digest = updated(rig, bed, source, number + 1, digest)
         now = answers(rig, bed, digest)
         same = said.setdefault(name, now) == now
         other = all(now != before for which, before in said.items() if which != name)
-        about = {"shape": bed.shape, "way": f"{way.arithmetic} {way.drafts}", "tp": args.tp, "to": name}
+        about = {
+            "by": args.by,
+            "shape": bed.shape,
+            "way": f"{way.arithmetic} {way.drafts}",
+            "tp": args.tp,
+            "to": name,
+        }
         append_line(args.out, about | line | {"calm_gap_s": calm, "same": same, "other": other})
     rig.close()
     if args.fresh and (way.drafts == "plain" or way.arithmetic == "exact"):
@@ -180,10 +200,15 @@ def answers(rig: Engine, bed: Bed, digest: str) -> list[list[int]]:
     return [result.tokens[0] for result in results]
 
 
-def train(pipe: Connection, folder: Path, device: str) -> None:
-    """The trainer: for each name its weights, as a source; "save": writes those of A to a folder."""
+def train(pipe: Connection, folder: Path, device: str, address: str) -> None:
+    """The trainer: for each name its weights, as a source; "save": writes those of A to a folder. `address`:
+    where the engine meets it, to be rank 0 of a group.
+    """
     names = told(folder)
     made: Tensors = {}
+    if device != "cpu":
+        torch.cuda.set_device(device)
+    group = MetGroup(GROUP, address, 0, 2, backend(device), 180.0) if address else None
     while name := pipe.recv():
         if name == "save":
             pipe.send_bytes(str(saved(weights(names, "A", device, {}), folder)).encode())
@@ -191,12 +216,29 @@ def train(pipe: Connection, folder: Path, device: str) -> None:
         weights(names, name, device, made)
         if device != "cpu":
             torch.cuda.synchronize()
-            buffers = [msgspec.json.decode(one, type=DeviceBuffer) for one in device_buffers(made)]
-            pipe.send_bytes(msgspec.msgpack.encode(DeviceSource(tuple(buffers))))
-        else:
-            from safetensors.torch import save
+        pipe.send_bytes(msgspec.msgpack.encode(source_of(made, device, group)))
+        if group is not None:
+            for tensor in made.values():
+                group.broadcast(tensor)
 
-            pipe.send_bytes(msgspec.msgpack.encode(BytesSource((save(made),))))
+
+def source_of(made: Tensors, device: str, group: MetGroup | None) -> Source:
+    """Where the engine gets these tensors from."""
+    if group is not None:
+        shapes = BroadcastTensors(GROUP, made).shapes
+        metas = (TensorMeta(name, DTYPES[dtype], sizes) for name, (dtype, sizes) in shapes.items())
+        return GroupSource(GROUP, tuple(metas))
+    if device != "cpu":
+        buffers = [msgspec.json.decode(one, type=DeviceBuffer) for one in device_buffers(made)]
+        return DeviceSource(tuple(buffers))
+    from safetensors.torch import save
+
+    return BytesSource((save(made),))
+
+
+def backend(device: str) -> str:
+    """What carries a group's tensors."""
+    return "gloo" if device == "cpu" else "nccl"
 
 
 def weights(names: dict[str, tuple[int, ...]], name: str, device: str, into: Tensors) -> Tensors:
