@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from eyas.engine.batch.tables import mask_words
+from eyas.engine.device.buckets import MAX_ENDS
 from eyas.engine.kernels.attention import prefill
 from eyas.engine.kernels.attention.attend import AttentionLaunch, QueryRows, attend
 from eyas.engine.kernels.attention.attend_tiles import AttentionTiling, tiling_of, within
@@ -375,6 +376,18 @@ def test_chunks_whose_keys_are_cut_into_parts(
     assert (got - torch.stack(expected)).abs().max() < 1e-5
     monkeypatch.setattr(prefill, "_PROGRAMS", 1)
     assert not torch.equal(attend_chunks(q, scene.kv, padded, tiling), got), "nothing is cut"
+
+
+def test_parts_of_keys_fill_the_last_wave_of_programs() -> None:
+    """Of a turn's rows, in the graphs that they have, eight rows to a program of each of two key heads."""
+    for rows in range(200, 769):
+        graph = next(total for total in (256, 320, 384, 512, 640, 768) if total >= rows)
+        parts = prefill.most_parts(2 * 2 * (-(-graph // 16) + MAX_ENDS))
+        work = 2 * -(-rows // 8)
+        whole, cut = (-(-work * parts // 132) / parts for parts in (1, parts))
+        assert cut <= whole
+        assert cut < 1.5 * max(work / 132, 1)
+    assert prefill.most_parts(264) == 1
 
 
 @pytest.mark.parametrize(

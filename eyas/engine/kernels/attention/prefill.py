@@ -2,8 +2,8 @@
 
 The query heads that share a key head are rows of one matrix product (FlashAttention, Dao et al. 2022, with
 grouped queries packed), so that a block of keys is read once for all of them. Where the tiles are is read on
-the device; the grid follows from the number of tiles alone. Where they are too few for a GPU, and heads are
-long, the keys of long sequences are cut into parts, which a launch behind adds up in their order.
+the device; the grid follows from the number of tiles alone. Where they are few for a GPU, and heads are long,
+the keys of long sequences are cut into parts, which a launch behind adds up in their order.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ TILE = 128
 
 _LONG = 512  # bytes of a key in float32
 _PARTED, _PROGRAMS, _MOST_PARTS = 256, 132, 8  # values of a head; about as many as a Hopper GPU has SMs
+_WAVES = 6  # of programs, so that a last one with few of them takes little time
 _LEAST = 16  # blocks of a part
 _MANY_KEYS = 64
 
@@ -175,9 +176,16 @@ def _parts(kv: PagedKv, programs: int) -> int:
     """The parts that a tile's keys are cut into, at most, where a key head has so many programs."""
     rule, all_programs = kv.rule, max(kv.kv_heads * programs, 1)
     seen = not (rule.window or rule.chunk) and rule.sinks is None and kv.firsts is None
-    if not seen or kv.dim < _PARTED or all_programs >= _PROGRAMS:
+    if not seen or kv.dim < _PARTED:
         return 1
-    return min(4 * _PROGRAMS // all_programs, _MOST_PARTS)
+    return most_parts(all_programs)
+
+
+def most_parts(programs: int) -> int:
+    """The parts of keys that an attention of so many programs is worth. A GPU runs one per multiprocessor: of
+    150 programs the last 18 would take as long as the 132 before them.
+    """
+    return 1 if programs >= 2 * _PROGRAMS else min(_WAVES * _PROGRAMS // programs, _MOST_PARTS)
 
 
 @triton.jit
