@@ -110,6 +110,20 @@ def test_each_row_meets_its_own_experts(sizes: tuple[int, int], tile: GroupedTil
 
 
 @pytest.mark.usefixtures("only_wide")
+def test_blocks_that_are_half_empty_have_tiles_of_half_their_rows() -> None:
+    """Of blocks of 128 rows that of expert 0 has more than 64, those of experts 1 and 3 have no more."""
+    experts, weights, tile = experts_of(ROWS), layers("float32", 256, 384), TALL[1]
+    counts = experts.flatten().bincount(minlength=EXPERTS).tolist()
+    half = grouped_wide.half_of(tile.rows, 4)
+    assert half == 64 < counts[0] < tile.rows and 0 < counts[1] < half and 0 < counts[3] < half
+    assert [grouped_wide.half_of(*each) for each in ((64, 2), (128, 1), (256, 2))] == [0, 0, 128]
+    x, shared = random(ROWS, 256), with_tile(tile, weights, experts.numel())
+    expected = computed(x, experts, weights)
+    for made, right in zip(run(shared, x, experts, weights), expected, strict=True):
+        assert (made.double().cpu() - right).norm() < 2e-6 * right.norm()
+
+
+@pytest.mark.usefixtures("only_wide")
 @pytest.mark.parametrize("kind", ["float32", pytest.param("token", marks=pytest.mark.slow)])
 def test_sides_that_are_no_multiple_of_a_tile(kind: str) -> None:
     sizes = (208, 80)
@@ -192,7 +206,7 @@ def test_tall_blocks_are_the_rule_where_experts_have_many_rows() -> None:
     assert tile_for(gate_up, 256 * 128, tuned).rows == 16
 
 
-@pytest.mark.parametrize(("each", "rows"), [(18, 64), (40, 64), (96, 128), (144, 64), (300, 128)])
+@pytest.mark.parametrize(("each", "rows"), [(18, 64), (40, 64), (96, 128), (144, 128), (300, 128)])
 def test_blocks_of_sixteen_bits_are_as_tall_as_wastes_least(each: int, rows: int) -> None:
     gate_up, down = (GroupedShape(257, 1024, 2048, gated=gated, itemsize=2) for gated in (True, False))
     tiles = [tile_for(gate_up, 257 * each, {}), tile_for(down, 257 * each, {}, rows)]

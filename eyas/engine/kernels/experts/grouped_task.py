@@ -120,13 +120,10 @@ class GroupedTask:
             flat, list(flat.shape), [self.shape.k, 1], [self.tile.columns, self.tile.depth]
         )
 
-    @property
-    def placed(self) -> TensorDescriptor:
-        """The input's numbers, which lie as the order has them, by blocks of rows."""
+    def placed(self, rows: int) -> TensorDescriptor:
+        """The input's numbers, which lie as the order has them, by so many rows."""
         numbers, _ = self.rows
-        return TensorDescriptor(
-            numbers, list(numbers.shape), [self.shape.k, 1], [self.tile.rows, self.tile.depth]
-        )
+        return TensorDescriptor(numbers, list(numbers.shape), [self.shape.k, 1], [rows, self.tile.depth])
 
     @property
     def scales(self) -> torch.Tensor | None:

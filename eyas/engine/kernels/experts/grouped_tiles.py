@@ -248,9 +248,8 @@ def _tall(shape: GroupedShape, rows: int) -> GroupedTile:
 
 
 def _tall_rows(shape: GroupedShape, each: int) -> int:
-    """Rows of a block: of 64 as many as two of them would take, but for few that are nearly full."""
-    twice = 64 < each <= 128 or each > 192
-    return 128 if twice and shape.itemsize == 2 else 64
+    """Rows of a block: numbers of 16 bits have tiles of half of 128 for a last block that is half empty."""
+    return 128 if each > _MATRIX_SIDE and shape.itemsize == 2 else 64
 
 
 def _packed_rule(shape: GroupedShape, choices: int, rows: int = 0) -> GroupedTile:

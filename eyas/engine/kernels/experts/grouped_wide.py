@@ -2,9 +2,10 @@
 
 Where an expert has as many rows as the matrix unit takes at once, a tile lies as its result does: nothing is
 turned round on the way out, and more of what is in shared memory is used twice. What bounds them is L2: tall
-blocks read a weight less often. Rows of 16 bits that lie by place, as those of `down` do, come by the tensor
-memory accelerator as weights do; then programs walk over tiles, as many as a GPU runs at a time. Of FP8 that
-was not timed.
+blocks read a weight less often. An expert's last block may be less than half full: then a tile has half of
+its rows, where those are enough for the matrix unit. Rows of 16 bits that lie by place, as those of `down`
+do, come by the tensor memory accelerator as weights do; then programs walk over tiles, as many as a GPU runs
+at a time. Of FP8 that was not timed.
 """
 
 from __future__ import annotations
@@ -29,15 +30,25 @@ def takes(task: GroupedTask) -> bool:
     return task.walk.grouped is not None and task.tile.rows >= FEWEST and task.tile.split == 1
 
 
+def half_of(rows: int, itemsize: int) -> int:
+    """The rows of a tile whose block of `rows` is less than half full; 0: there is no such tile. FP8 would
+    take more registers than there are.
+    """
+    return rows // 2 if itemsize > 1 and rows >= 2 * FEWEST else 0
+
+
 def start(task: GroupedTask, launch: ProductLaunch) -> None:
     """Computes `task.out`."""
     placed, cells = task.walk.per_row == 0 and task.shape.itemsize > 1, task.most * task.tiles
     numbers, scales = task.rows
+    half = half_of(task.tile.rows, task.shape.itemsize)
+    given = [task.placed(rows) if placed else numbers for rows in (task.tile.rows, half or task.tile.rows)]
     _by_depth[(min(cells, programs(task.tile, task.shape)) if placed else cells,)](
-        *(task.placed if placed else numbers, scales, task.described, task.scales, task.bias),
+        *(*given, scales, task.described, task.scales, task.bias),
         *(*task.made, *task.order, task.most),
         **task.constants(),
         **task.gated(),
+        HALF=half,
         PLACED=placed,
         STAGES=task.tile.stages,
         PDL=launch.pdl,
@@ -48,45 +59,74 @@ def start(task: GroupedTask, launch: ProductLaunch) -> None:
 
 @kernel(do_not_specialize=["most"])
 def _by_depth(
-    x, x_scales, weights, scales, bias, out, out_scales, order, blocks, most,
+    x, half, x_scales, weights, scales, bias, out, out_scales, order, blocks, most,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, SCATTER: tl.constexpr,
     GATED: tl.constexpr, GELU: tl.constexpr, CLAMPED: tl.constexpr, BLOCKS: tl.constexpr,
-    CHANNELS: tl.constexpr, POWERS: tl.constexpr, MADE: tl.constexpr, PLACED: tl.constexpr,
-    STAGES: tl.constexpr, PDL: tl.constexpr,
+    CHANNELS: tl.constexpr, POWERS: tl.constexpr, MADE: tl.constexpr, HALF: tl.constexpr,
+    PLACED: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One tile per program, or PLACED one after the other; x is a descriptor then."""
+    """One tile per program, or PLACED one after the other; x and `half`, x by HALF rows, are descriptors
+    then.
+    """
     after_previous(PDL)
     count = tl.load(blocks + 3 * most)
     cells = count * ((OUTPUTS + COLUMNS - 1) // COLUMNS)
     if PLACED:
         for cell in range(tl.program_id(0), cells, tl.num_programs(0)):
-            _one_tile(
-                x, x_scales, weights, scales, bias, out, out_scales, order, blocks, most, cell, count,
+            _whole_or_half(
+                x, half, x_scales, weights, scales, bias, out, out_scales, order, blocks, most, cell, count,
                 N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, GROUP, PER_ROW, SCATTER, GATED, GELU, CLAMPED, BLOCKS,
-                CHANNELS, POWERS, MADE, PLACED, STAGES,
+                CHANNELS, POWERS, MADE, HALF, PLACED, STAGES,
             )  # fmt: skip
     elif tl.program_id(0) < cells:
-        _one_tile(
-            x, x_scales, weights, scales, bias, out, out_scales, order, blocks, most, tl.program_id(0), count,
+        _whole_or_half(
+            x, half, x_scales, weights, scales, bias, out, out_scales, order, blocks, most,
+            tl.program_id(0), count,
             N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, GROUP, PER_ROW, SCATTER, GATED, GELU, CLAMPED, BLOCKS,
-            CHANNELS, POWERS, MADE, PLACED, STAGES,
+            CHANNELS, POWERS, MADE, HALF, PLACED, STAGES,
+        )  # fmt: skip
+
+
+@triton.jit
+def _whole_or_half(
+    x, half, x_scales, weights, scales, bias, out, out_scales, order, blocks, most, cell, count,
+    N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, SCATTER: tl.constexpr,
+    GATED: tl.constexpr, GELU: tl.constexpr, CLAMPED: tl.constexpr, BLOCKS: tl.constexpr,
+    CHANNELS: tl.constexpr, POWERS: tl.constexpr, MADE: tl.constexpr, HALF: tl.constexpr,
+    PLACED: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """A tile of as many rows as its block has."""
+    block, tile = where(cell, count, (OUTPUTS + COLUMNS - 1) // COLUMNS, GROUP)
+    rows = ROWS
+    if HALF > 0:
+        rows = tl.load(blocks + 2 * most + block) - tl.load(blocks + most + block)
+    if rows <= HALF:
+        _one_tile(
+            half, x_scales, weights, scales, bias, out, out_scales, order, blocks, most, block, tile,
+            N, K, OUTPUTS, HALF, COLUMNS, DEPTH, PER_ROW, SCATTER, GATED, GELU, CLAMPED, BLOCKS, CHANNELS,
+            POWERS, MADE, PLACED, STAGES,
+        )  # fmt: skip
+    else:
+        _one_tile(
+            x, x_scales, weights, scales, bias, out, out_scales, order, blocks, most, block, tile,
+            N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, PER_ROW, SCATTER, GATED, GELU, CLAMPED, BLOCKS, CHANNELS,
+            POWERS, MADE, PLACED, STAGES,
         )  # fmt: skip
 
 
 @triton.jit
 def _one_tile(
-    x, x_scales, weights, scales, bias, out, out_scales, order, blocks, most, cell, count,
+    x, x_scales, weights, scales, bias, out, out_scales, order, blocks, most, block, tile,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, SCATTER: tl.constexpr,
-    GATED: tl.constexpr, GELU: tl.constexpr, CLAMPED: tl.constexpr, BLOCKS: tl.constexpr,
-    CHANNELS: tl.constexpr, POWERS: tl.constexpr, MADE: tl.constexpr, PLACED: tl.constexpr,
-    STAGES: tl.constexpr,
+    DEPTH: tl.constexpr, PER_ROW: tl.constexpr, SCATTER: tl.constexpr, GATED: tl.constexpr,
+    GELU: tl.constexpr, CLAMPED: tl.constexpr, BLOCKS: tl.constexpr, CHANNELS: tl.constexpr,
+    POWERS: tl.constexpr, MADE: tl.constexpr, PLACED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """COLUMNS of the result of one block of rows."""
     TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
     WIDTH: tl.constexpr = (K + 127) // 128
-    block, tile = where(cell, count, TILES, GROUP)
     expert, begin, inside, source, target = rows_of(order, blocks, most, block, ROWS, PER_ROW, SCATTER)
     first = tile * COLUMNS
     row = expert * N + first
