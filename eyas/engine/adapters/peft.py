@@ -176,17 +176,15 @@ def read_adapter(
     except (OSError, ConfigError) as error:
         raise _wrong(str(error)) from None
     updates: dict[str, LowRankUpdate] = {}
-    digest = hashlib.sha256()
-    with ThreadPoolExecutor(1) as beside:
+    scalings = {module: config.scaling_of(module) for module in pairs}
+    with ThreadPoolExecutor(1, "digest") as beside:
+        digest = beside.submit(file.digest)
         for module, (lower, upper) in pairs.items():
-            down, up = _numbers(module, "A", lower, file), _numbers(module, "B", upper, file)
-            scaling = config.scaling_of(module)
-            shapes = f"{module} {scaling!r} {down.dtype} {tuple(down.shape)} {tuple(up.shape)}"
-            beside.submit(digest.update, shapes.encode())
-            for factor in (down, up):
-                beside.submit(digest.update, factor.view(torch.uint8).numpy().data)
-            updates |= _updates(module, LowRankUpdate(down, up, scaling), model)
-    return PeftAdapter(digest.hexdigest()[:16], updates)
+            update = LowRankUpdate(file.tensor(lower.name), file.tensor(upper.name), scalings[module])
+            updates |= _updates(module, update, model)
+        _check_numbers(pairs, file)
+    content = f"{digest.result()} {sorted(scalings.items())}"
+    return PeftAdapter(hashlib.sha256(content.encode()).hexdigest()[:16], updates)
 
 
 def _pairs(places: Mapping[str, TensorPlace], folder: Path) -> FactorPairs:
@@ -233,12 +231,12 @@ def _check_matrices(pairs: FactorPairs, model: ModelConfig, folder: Path, check:
             check(name, (update.stored.shape[0], update.down.shape[1]))
 
 
-def _numbers(module: str, factor: str, stored: StoredFactor, file: HostTensors) -> torch.Tensor:
-    """A factor that was read. Raises InvalidRequest if it holds what is no number."""
-    numbers = file.tensor(stored.name)
-    if not torch.stack(torch.aminmax(numbers)).isfinite().all():
-        raise _wrong(f"lora_{factor} of {module} holds NaN or infinity")
-    return numbers
+def _check_numbers(pairs: FactorPairs, file: HostTensors) -> None:
+    """Raises InvalidRequest for a factor that holds what is no number."""
+    ends = [torch.stack(torch.aminmax(file.tensor(name))) for pair in pairs.values() for name, _ in pair]
+    finite = torch.stack(ends).isfinite().all(dim=1)
+    for place in (~finite).nonzero().flatten().tolist()[:1]:
+        raise _wrong(f"lora_{'AB'[place % 2]} of {list(pairs)[place // 2]} holds NaN or infinity")
 
 
 def _updates(module: str, update: LowRankUpdate, model: ModelConfig) -> dict[str, LowRankUpdate]:

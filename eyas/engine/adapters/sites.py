@@ -95,20 +95,21 @@ class AdapterSite:
         """
         (n, k), rank = self.shape, self.rank(adapter)
         self.write_lower({name: update.down for name, update in adapter.updates.items()}, room, rank)
-        ups = room[len(self.parts) * rank * k :].view(rank, n)
-        whole, first = ups if self.order is None else torch.zeros_like(ups), 0
+        rows, first = torch.zeros(n, rank, dtype=room.dtype), 0
         for part in self.parts:
-            rows, _ = part.own(self.placement)
+            count, _ = part.own(self.placement)
             update = adapter.updates.get(part.name)
             if update is not None:
-                place = whole[: update.rank, first : first + rows]
-                if update.stored.dtype == room.dtype:  # rounded once, as float32 would be
-                    place.copy_(self._own_rows(part, update.stored).t()).mul_(update.scaling)
-                else:
-                    place.copy_(self._own_rows(part, update.up).t())
-            first += rows
+                stored = self._own_rows(part, update.stored)
+                if stored.dtype != room.dtype:  # else it is rounded once, as float32 is
+                    stored = stored.float()
+                torch.mul(stored, update.scaling, out=rows[first : first + count, : update.rank])
+            first += count
         if self.order is not None:
-            torch.index_select(whole, 1, self.order, out=ups)
+            rows = rows.index_select(0, self.order)
+        ups = room[len(self.parts) * rank * k :].view(rank, n)
+        for own, half in zip(ups.chunk(2, dim=1), rows.chunk(2), strict=True):  # a whole one would take twice
+            own.copy_(half.t())  # .. as long: torch transposes in blocks that are wider than a rank
 
     def write_lower(self, lower: Mapping[str, torch.Tensor], room: torch.Tensor, rank: int) -> None:
         """Writes the lower factors alone, with the gain as it is now. `lower`: as they are stored, by the

@@ -280,16 +280,30 @@ def read_files(paths: Iterable[Path], room: Room = HostTensors) -> HostTensors:
     read = room(laid_out((n, *kind[:2]) for _, tensors in headers for n, kind in tensors.items()))
     with ThreadPoolExecutor(READERS, "weights") as readers:
         pieces = [
-            readers.submit(
-                _read, path, start + at, read, place.start + at, min(PIECE_BYTES, place.nbytes - at)
-            )
-            for name, place in read.places.items()
-            for path, start in [homes[name]]
-            for at in range(0, place.nbytes, PIECE_BYTES)
+            readers.submit(_read, path, start + at, read, first + at, min(PIECE_BYTES, count - at))
+            for path, start, first, count in _runs(read.places, homes)
+            for at in range(0, count, PIECE_BYTES)
         ]
         for piece in pieces:
             piece.result()
     return read
+
+
+def _runs(
+    places: Mapping[str, TensorPlace], homes: Mapping[str, tuple[Path, int]]
+) -> list[tuple[Path, int, int, int]]:
+    """What is read at once: a file, the first byte in it and in memory, and how many. Tensors that follow
+    each other in both are one run.
+    """
+    runs: list[tuple[Path, int, int, int]] = []
+    for name, place in places.items():
+        path, start = homes[name]
+        if runs and runs[-1][0] == path and start - runs[-1][1] == place.start - runs[-1][2] == runs[-1][3]:
+            _, first, to, count = runs.pop()
+            runs.append((path, first, to, count + place.nbytes))
+        else:
+            runs.append((path, start, place.start, place.nbytes))
+    return runs
 
 
 def read_bytes(files: Sequence[bytes], room: Room = HostTensors) -> HostTensors:

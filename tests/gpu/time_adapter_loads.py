@@ -1,0 +1,189 @@
+"""How long adapters take to come from a disk and into slots, and what streams without one notice of it.
+
+    python -m tests.gpu.time_adapter_loads --out FILE [--rank 16] [--times 6]
+
+Seven plain streams of an 8B shape run beside each part: nothing; adapters that are read; prompts of the plain
+model; prompts for adapters that have their slot; for adapters that must first be copied into one; and the
+same again, when their prompts are cached. Each prompt is new but in the last part, so two parts differ in one
+thing. A line per part: the middle and the longest gap between a stream's tokens, and what took the
+engine's thread longest. First come the steps of a load, with no stream. `--device cpu` tries the script out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from eyas.common.page_names import salt_of
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest
+from eyas.engine.adapters import peft
+from eyas.engine.adapters.sites import AdapterSites
+from eyas.engine.checkpoint.host_tensors import HostTensors
+from eyas.engine.device import adapters
+from tests.gpu.lines import say
+from tests.gpu.steady import Clocked, clocked, shape_folders, submit
+from tests.gpu.time_lora import SIZES, WAIT_S, Sizes, config_of, gaps_ms, requests, write_adapters
+from tests.unit.loopback import wait_all
+
+STREAMS, SLOTS = 7, 4
+GRAPHS = {"cuda": {"cuda_graph_bs": (8,), "mixed_tokens": 512}, "cpu": {"num_pages": 512}}
+"""Every step has a graph: seven streams, and an answer that begins."""
+LONG = 1600  # tokens of a stream, more than a part lasts
+APART_S = 0.15
+"""Between two loads or prompts, so that what each costs is a gap of its own."""
+
+
+class Stopwatch:
+    """Milliseconds of calls, by name."""
+
+    def __init__(self) -> None:
+        self.took: dict[str, list[float]] = defaultdict(list)
+
+    def watch(self, owner: Any, name: str, call: str = "") -> None:
+        """Every call of `owner.name` from now on; known as `call`."""
+        inner: Callable[..., Any] = getattr(owner, name)
+
+        def timed(*args: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return inner(*args, **named)
+            finally:
+                self.took[call or name].append(1e3 * (time.perf_counter() - began))
+
+        setattr(owner, name, timed)
+
+    def taken(self) -> dict[str, tuple[float, float]]:
+        """Of each name the sum and the longest, since it was last asked."""
+        took, self.took = self.took, defaultdict(list)
+        return {name: (round(sum(each), 2), round(max(each), 2)) for name, each in took.items()}
+
+
+def watched_loads() -> Stopwatch:
+    """The steps of a load."""
+    watch = Stopwatch()
+    for owner, name in (
+        (peft, "read_files"),
+        (peft, "_check_numbers"),
+        (HostTensors, "digest"),
+        (adapters, "read_adapter"),
+        (AdapterSites, "packed"),
+        (adapters, "pin"),
+    ):
+        watch.watch(owner, name)
+    return watch
+
+
+def watched_engine(cluster: Clocked) -> Stopwatch:
+    """What the engine's thread does."""
+    engine, watch = cluster.workers["unified"].engine, Stopwatch()
+    for name in ("_receive", "_look_after", "_tell"):
+        watch.watch(engine, name)
+    watch.watch(engine._loop, "step")
+    watch.watch(engine._parts.adapters.memory, "fill")
+    return watch
+
+
+def prompt(sizes: Sizes, adapter: str, number: int) -> GenerationRequest:
+    """One that is new with each number."""
+    words = tuple((i * 11 + 13 * number + 1) % 499 for i in range(sizes.prompt))
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    name = f"p{time.perf_counter_ns()}"
+    return GenerationRequest(name, words, params, adapter=adapter, salt=salt_of("", adapter))
+
+
+@dataclass
+class Beside:
+    """Parts beside streams. `watch`: of the engine's thread."""
+
+    cluster: Clocked
+    sizes: Sizes
+    watch: Stopwatch
+    out: Path
+    prompts: int = 0
+
+    def part(self, name: str, *calls: Callable[[], object]) -> None:
+        """Calls apart from each other, and what the streams noticed."""
+        running = submit(self.cluster, requests(self.sizes, [""] * STREAMS, answer=LONG))
+        while self.cluster.begun < STREAMS:
+            time.sleep(0.01)
+        time.sleep(APART_S)
+        self.watch.taken()
+        since = time.perf_counter()
+        for call in calls:
+            call()
+            time.sleep(APART_S)
+        until = time.perf_counter()
+        assert not any(each.done.is_set() for each in running), "streams were too short"
+        gaps, took = gaps_ms(self.cluster, since, until), self.watch.taken()
+        self.cluster.cancel([id for id in self.cluster.results if id.startswith("r")])
+        longest = {name: most for name, (_, most) in took.items()}
+        say(
+            self.out,
+            {
+                "part": name,
+                "gaps_ms": [round(gaps[len(gaps) // 2], 2), *sorted({round(gap, 2) for gap in gaps})[-4:]],
+                **longest,
+            },
+        )
+
+    def answered(self, adapter: str, new: bool = True) -> Callable[[], None]:
+        """A prompt for it, to its end."""
+        self.prompts += new
+        number = self.prompts if new else 1
+
+        def call() -> None:
+            wait_all([self.cluster.submit(prompt(self.sizes, adapter, number), split=False)], WAIT_S)
+
+        return call
+
+
+def main() -> None:
+    """All parts."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--times", type=int, default=6, help="loads and prompts of each part, at least 5")
+    options = parser.parse_args()
+    sizes = SIZES[options.device]
+    load = watched_loads()
+    with tempfile.TemporaryDirectory() as scratch:
+        model, _ = shape_folders(sizes.shape, Path(scratch))
+        folders = write_adapters(Path(scratch) / "adapters", model, options.rank, 3 * options.times)
+        config = config_of(options.device, model, SLOTS, options.rank, **GRAPHS[options.device])
+        with clocked(config) as cluster:
+            ids = []
+            for folder in folders[: options.times]:
+                began = time.perf_counter()
+                ids.append(cluster.load_adapter(folder).id)
+                took = round(1e3 * (time.perf_counter() - began), 1)
+                say(options.out, {"load_ms": took} | {name: all for name, (all, _) in load.taken().items()})
+            beside = Beside(cluster, sizes, watched_engine(cluster), options.out)
+            time_beside(beside, folders[options.times :], ids)
+            say(options.out, {"disk": load.taken()})
+
+
+def time_beside(beside: Beside, folders: Sequence[Path], ids: Sequence[str]) -> None:
+    """The parts in their order; each adapter that `ids` names has lost its slot when its turn comes again."""
+    half = len(folders) // 2
+    first, cluster = ids[0], beside.cluster
+    beside.part("warm", *(beside.answered(id) for id in ["", *ids]))
+    beside.part("nothing", *[lambda: time.sleep(APART_S)] * len(ids))
+    beside.part("disk", *(partial(cluster.load_adapter, folder) for folder in folders[:half]))
+    beside.part("plain prompts", *(beside.answered("") for _ in ids))
+    beside.part("prompts of one adapter", beside.answered(first), *(beside.answered(first) for _ in ids))
+    beside.part("prompts and slots", *(beside.answered(id) for id in ids))
+    beside.part("slots, prompts cached", *(beside.answered(id, new=False) for id in [*ids, *ids]))
+    beside.part("disk again", *(partial(cluster.load_adapter, folder) for folder in folders[half:]))
+
+
+if __name__ == "__main__":
+    main()
