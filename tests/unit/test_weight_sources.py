@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import itertools
 import multiprocessing
@@ -37,9 +38,12 @@ from eyas.common.weights import (
 from eyas.engine.checkpoint.host_tensors import HostTensors, LayeredFile, laid_out, read_bytes
 from eyas.engine.checkpoint.staging import WeightStaging
 from eyas.engine.ipc.pulse import no_pulse
+from eyas.engine.kv import pinned
 from eyas.engine.kv.pinned import SHORT_BYTES, short_pieces
+from eyas.engine.loading import weight_sources
 from eyas.engine.loading.weight_sources import SHARED_MEMORY, WeightSources, check_within
 from eyas.engine.loading.weight_store import EngineWeights
+from kv_transfer.gpu.driver import CopyBlock
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -90,6 +94,47 @@ def test_a_trainer_that_dies_is_named_and_its_group_left() -> None:
         with pytest.raises(InvalidRequest, match="broke, and was left"):
             sources.read(GroupSource("weights", metas))
         trainer.join(20)
+
+
+class CountingGroup:
+    """Rank 0 broadcasts 1, 2, 3 ..., by a GPU."""
+
+    on_device = True
+
+    def __init__(self) -> None:
+        self._next = itertools.count(1)
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        tensor.fill_(next(self._next))
+
+
+class CopyingDriver:
+    """Copies at once, no more than a locked piece at a time."""
+
+    def __init__(self, _: int) -> None:
+        pass
+
+    def copy_host(self, blocks: list[CopyBlock], *, out: bool) -> None:
+        for source, target, width, *_ in blocks:
+            assert out
+            assert target // 64 == (target + width - 1) // 64
+            ctypes.memmove(target, source, width)
+
+
+def test_what_a_group_brings_to_a_gpu_is_copied_to_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pieces as they were locked: a copy from one into the next would fail, one to other memory wait."""
+    locked: list[str] = []
+    monkeypatch.setattr(pinned, "SHORT_BYTES", 64)
+    monkeypatch.setattr(weight_sources, "CudaDriver", CopyingDriver)
+    monkeypatch.setattr(weight_sources, "number_of", lambda _: 0)
+    monkeypatch.setattr(HostTensors, "lock", lambda _, device: locked.append(device))
+    sources: Any = WeightSources("cpu")
+    sources._groups["group"] = CountingGroup()
+    shapes = {"b": (5, 40), "a": (3,), "c": (0, 2), "d": ()}
+    read = sources.read(GroupSource("group", tuple(TensorMeta(n, "F32", s) for n, s in shapes.items())))
+    assert locked == ["cpu"]
+    for number, (name, shape) in enumerate(shapes.items(), start=1):
+        assert torch.equal(read.tensor(name), torch.full(shape, float(number)))
 
 
 def test_a_group_of_gpus_is_not_ended_by_its_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:

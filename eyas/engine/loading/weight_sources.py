@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -100,20 +100,26 @@ class WeightSources:
             raise InvalidRequest(text, param="group_name")
         read = self._room(laid_out((meta.name, meta.dtype, meta.shape) for meta in source.tensors))
         try:
-            for meta in source.tensors:
-                here = read.tensor(meta.name)
-                if group.on_device:
-                    there = torch.empty_like(here, device=self._device)
-                    group.broadcast(there)
-                    here.copy_(there)
-                else:
-                    group.broadcast(here)
-        except RuntimeError as error:
+            if group.on_device:
+                self._by_device(group, source, read)
+            else:
+                for meta in source.tensors:
+                    group.broadcast(read.tensor(meta.name))
+        except (RuntimeError, DriverError) as error:
             with contextlib.suppress(RuntimeError, ValueError):  # of a group that is broken
                 self.leave(source.group)
             text = f"the group {source.group!r} broke, and was left: {error}"
             raise InvalidRequest(text, param="group_name") from None
         return read
+
+    def _by_device(self, group: MetGroup, source: GroupSource, read: HostTensors) -> None:
+        """Through the GPU. Its copies to memory that is not locked would hold up the steps' launches."""
+        read.lock(self._device)
+        driver = CudaDriver(number_of(self._device))
+        for meta in source.tensors:
+            there = torch.empty_like(read.tensor(meta.name), device=self._device)
+            group.broadcast(there)
+            driver.copy_host(list(_copies(read, meta.name, there.data_ptr())), out=True)
 
     def join(self, command: JoinGroup) -> None:
         """Joins a group whose rank 0 gives weights. Raises InvalidRequest if not all come."""
@@ -154,14 +160,19 @@ def from_device(buffers: Sequence[DeviceBuffer], device: str, room: Room = HostT
             base = opened[buffer.handle]
             check_within(buffer, driver.extent(base), read)
             for meta in buffer.tensors:
-                here, there = read.tensor(meta.name).data_ptr(), base + buffer.offset + meta.start
-                cuts = short_pieces(here, read.places[meta.name].nbytes)
-                blocks += (CopyBlock(there + start, here + start, end - start) for start, end in cuts)
+                blocks += _copies(read, meta.name, base + buffer.offset + meta.start)
         driver.copy_host(blocks, out=True)
     finally:
         for address in opened.values():
             driver.close_handle(address)
     return read
+
+
+def _copies(read: HostTensors, name: str, there: int) -> Iterator[CopyBlock]:
+    """Of a tensor from an address of a GPU, cut where the host's memory was locked."""
+    here = read.tensor(name).data_ptr()
+    for start, end in short_pieces(here, read.places[name].nbytes):
+        yield CopyBlock(there + start, here + start, end - start)
 
 
 def check_within(buffer: DeviceBuffer, size: int, read: HostTensors) -> None:
