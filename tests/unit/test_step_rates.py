@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
-from types import SimpleNamespace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -78,6 +77,21 @@ def test_a_pool_that_is_too_small_is_not_measured() -> None:
     assert measure(None, replace(config, num_pages=2048, max_running=1), REACH, 1) is None  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class Flight:
+    """A step that ends at `end`."""
+
+    device: Device
+    end: float
+
+    @property
+    def over(self) -> bool:
+        return self.device.now > self.end
+
+    def land(self) -> None:
+        self.device.land(self.end)
+
+
 class Device:
     """A runner on a clock of its own: telling it of a sequence takes the host as long as its pages."""
 
@@ -95,11 +109,13 @@ class Device:
         seqs = [work.seq for work in works]
         new = [seq for seq in seqs if (seq.slot, seq.occupancy) not in self.known]
         self.known |= {(seq.slot, seq.occupancy) for seq in new}
-        self.now += self.told_s * sum(len(seq.pages) for seq in new) + self.launch_s
+        self.now += self.told_s * sum(len(seq.pages) for seq in new)
+        end = max(self.now, self.free) + self.step_s  # it begins with the first kernel that is there
+        self.now += self.launch_s
         self.flying += 1
         assert self.flying <= 1 + self.ahead
-        self.free = end = max(self.now, self.free) + self.step_s
-        return SimpleNamespace(land=lambda: self.land(end))
+        self.free = end = max(self.now, end)
+        return Flight(self, end)
 
     def land(self, end: float) -> None:
         self.flying -= 1
