@@ -3,8 +3,8 @@
 The interpreter's numbers are arrays of one element, and numpy >= 2.4 takes none of those as an index. It
 replaces the language by its own for every call of a function, also within a kernel where that is done; it
 computes overflows that it then does not look at; what it rounds to FP8 loses the carry of a mantissa, and
-what it reads of it is always a number. It knows one kernel at a time, and engines in several threads launch
-theirs together: here they take turns.
+what it reads of it is always a number; of a product and a sum it rounds both, where GPUs round once. It knows
+one kernel at a time, and engines in several threads launch theirs together: here they take turns.
 """
 
 from __future__ import annotations
@@ -86,6 +86,17 @@ def _convert_to_fp8(values: np.ndarray[Any, Any], source: tl.dtype, target: tl.d
     return rounded.view(torch.uint8).numpy()
 
 
+def _multiply_and_add(
+    _: interpreter.InterpreterBuilder,
+    x: interpreter.TensorHandle,
+    y: interpreter.TensorHandle,
+    z: interpreter.TensorHandle,
+) -> interpreter.TensorHandle:
+    """Float32 by float64, which holds every product."""
+    made = x.data.astype(np.float64) * y.data + z.data
+    return interpreter.TensorHandle(made.astype(z.data.dtype), z.dtype.scalar)
+
+
 def _type_block(block: Any, element_ty: tl.dtype, shape: Any) -> None:
     """A type's shape and name are worked out once, not at every operation."""
     key = element_ty.name, *shape
@@ -163,6 +174,7 @@ def install() -> None:
     interpreter._patch_lang_tensor = _patch_with_index
     interpreter._patch_lang = _patch_once
     interpreter.GridExecutor.__call__ = _execute_alone
+    interpreter.InterpreterBuilder.create_fma = _multiply_and_add
     interpreter._patch_attr = _patch_member
     TritonSemantic.binary_op_type_checking_impl = _as_operands
     tl.core._unwrap_if_constexpr = _unwrap_quickly

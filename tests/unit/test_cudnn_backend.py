@@ -46,7 +46,9 @@ def units(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 class Rig:
     """Sequences on scattered pages of one layer of two; what they have not is NaN."""
 
-    def __init__(self, spans: list[tuple[int, int]]) -> None:
+    def __init__(
+        self, spans: list[tuple[int, int]], device: str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> None:
         dice = torch.Generator().manual_seed(7)
         counts = [-(-(start + count) // PAGE) for start, count in spans]
         pool = torch.full((1 + sum(counts), 2, 2, PAGE, KV, DIM), float("nan"))
@@ -54,13 +56,14 @@ class Rig:
         self.spans, self.keys = [], []
         for (start, count), pages in zip(spans, counts, strict=True):
             table, free = free[:pages], free[pages:]
-            rows = torch.randn(2, start + count, KV, DIM, generator=dice)
+            rows = torch.randn(2, start + count, KV, DIM, generator=dice).to(dtype).float()
             for row in range(start + count):
                 pool[table[row // PAGE], 1, :, row % PAGE] = rows[:, row]
             self.spans.append(QuerySpan((*table, 0, 0), start, count))
             self.keys.append(rows)
-        self.layer = pool[:, 1]
-        self.q = torch.randn(sum(c for _, c in spans), HEADS + 2 * KV, DIM, generator=dice)[:, :HEADS]
+        self.layer = pool.to(device, dtype)[:, 1]
+        made = torch.randn(sum(c for _, c in spans), HEADS + 2 * KV, DIM, generator=dice)
+        self.q = made.to(device, dtype)[:, :HEADS]
 
     def made(self) -> torch.Tensor:
         shape = PoolShape(KvFormat(2, KV, DIM), len(self.layer), PAGE)
@@ -74,7 +77,7 @@ class Rig:
     def expected(self) -> torch.Tensor:
         parts, row = [], 0
         for span, (keys, values) in zip(self.spans, self.keys, strict=True):
-            q = self.q[row : row + span.count]
+            q = self.q[row : row + span.count].cpu().float()
             k, v = (x.repeat_interleave(HEADS // KV, 1) for x in (keys, values))
             scores = torch.einsum("qhd,khd->hqk", q, k) * SCALE
             hidden = torch.ones(scores.shape[1:]).triu(1 + span.start).bool()

@@ -50,6 +50,19 @@ def test_norms_round_what_they_give(width: int, rounding: RowRounding) -> None:
         assert not same(made.rounded, quantise(made.plain * 2, rounding))
 
 
+def test_numbers_are_divided_by_their_scale_to_the_bit() -> None:
+    """Every mantissa of a number in bfloat16 over every mantissa of the largest one, which the scale is of; a
+    product by the scale's reciprocal alone is now and then another number.
+    """
+    mantissas = (torch.arange(128) / 128 + 1).bfloat16()
+    x = torch.cat([mantissas.expand(128, 128) * 2.0**-power for power in (1, 4, 8)])
+    x[:, 0] = mantissas.repeat(3)
+    found = quantise(x.to(DEVICE), BLOCK).stored.cpu().float()
+    scales = (x.float().amax(1, keepdim=True) / 448).expand_as(x)
+    assert torch.equal(found, (x.float() / scales).to(torch.float8_e4m3fn).float())
+    assert (found != (x.float() * (1 / scales)).to(torch.float8_e4m3fn).float()).any()
+
+
 def test_a_row_that_is_no_number_spoils_no_other() -> None:
     x = random(3, 256)
     x[1, 7] = float("nan")

@@ -212,5 +212,21 @@ def quantised(values, POWERS: tl.constexpr):
     if POWERS:
         bits = scale.to(tl.int32, bitcast=True)
         scale = ((bits + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
-    divisor = tl.zeros_like(wide) + scale[:, None]
-    return tl.div_rn(wide, divisor).to(tl.float8e4nv), scale
+    return _over(wide, scale, POWERS).to(tl.float8e4nv), scale
+
+
+@triton.jit
+def _over(wide, scale, POWERS: tl.constexpr):
+    """wide [m, n] / scale [m], at most `LARGEST`, with one division for each row of it. To the bit, but for
+    the sign of zeros.
+
+    A quotient by the reciprocal, corrected once by what it leaves, is the rounded one where the reciprocal is
+    (Markstein, IBM J. Res. Dev. 34, 1990); where that is a power of two there is nothing to correct. A
+    division for each number takes longer than memory does to give it.
+    """
+    inverse = tl.zeros_like(wide) + tl.div_rn(tl.zeros_like(scale) + 1.0, scale)[:, None]
+    quotient = wide * inverse
+    if not POWERS:
+        left = tl.fma(-quotient, tl.zeros_like(wide) + scale[:, None], wide)
+        quotient = tl.fma(left, inverse, quotient)
+    return quotient
