@@ -34,6 +34,7 @@ from eyas.engine.states.rows import StateRows
 from eyas.engine.states.shape import SPAN
 
 _BLOCK = 32  # columns of a value head to a program that walks
+_AT_ONCE = 4  # sequences that programs walk through side by side: of one alone they fill a GPU
 _SOLVERS = 1  # warps of a program that solves: a thread has two columns
 _STAGES, _STAGE_BYTES = (
     3,
@@ -109,9 +110,10 @@ def recur_chunks(
             num_warps=_SOLVERS,
             enable_fp_fusion=False,
         )
-    _walk[(shape.value_heads * layout.blocks, rows.slots.shape[0])](
+    sequences = rows.slots.shape[0]
+    _walk[(shape.value_heads * layout.blocks, min(sequences, _AT_ONCE))](
         *(mixed, every, gates if rule.skip is None else rule.skip, *factors, sums, stored.states),
-        *(solved.added, solved.misses, chunks.ends, *ends, out, layout),
+        *(solved.added, solved.misses, chunks.chunks, chunks.ends, *ends, out, sequences, layout),
         num_warps=4,
         num_stages=max(1, min(_STAGES, _STAGE_BYTES // (shape.key_size * inputs.element_size()))),
         enable_fp_fusion=False,
@@ -283,13 +285,28 @@ def _solve_step(below, whole, solved):
         tl.store(solved + r * COLUMNS + own, rows[r].to(solved.dtype.element_ty))
 
 
-@kernel
+@kernel(do_not_specialize=["sequences"])
 def _walk(
-    mixed, every, skip, solved, weights, sums, states, ring_added, ring_misses, ends,
-    slots, firsts, counts, starts, bounds, folds, out, layout: tl.constexpr,
+    mixed, every, skip, solved, weights, sums, states, ring_added, ring_misses, chunks, ends,
+    slots, firsts, counts, starts, bounds, folds, out, sequences, layout: tl.constexpr,
 ):  # fmt: skip
-    """Grid (value heads * blocks, B)."""
-    sequence = tl.program_id(1)
+    """Grid (value heads * blocks, sequences at once). Those behind the last one with a chunk are padding, of
+    which a graph may have many: programs for them would take as long as a few chunks.
+    """
+    last = tl.load(ends + sequences - 1) - 1
+    if last < 0:
+        return
+    given = (mixed, every, skip, solved, weights, sums, states, ring_added, ring_misses)
+    table = (ends, slots, firsts, counts, starts, bounds, folds)
+    for sequence in range(tl.program_id(1), tl.load(chunks + 2 * last) + 1, tl.num_programs(1)):
+        _walk_through(sequence, given, table, out, layout)
+
+
+@triton.jit
+def _walk_through(sequence, given, table, out, layout: tl.constexpr):
+    """One sequence, by the columns of this program."""
+    mixed, every, skip, solved, weights, sums, states, ring_added, ring_misses = given
+    ends, slots, firsts, counts, starts, bounds, folds = table
     head, block = tl.program_id(0) // layout.blocks, tl.program_id(0) % layout.blocks
     slot, first = tl.load(slots + sequence).to(tl.int64), tl.load(firsts + sequence)
     start, bound = tl.load(starts + sequence), tl.load(bounds + sequence)
