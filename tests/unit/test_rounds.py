@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from engine_rig import Rig, request
 
@@ -83,7 +85,9 @@ class ToldRunner:
         return True
 
 
-def _loop(rig: Rig, pool: PagesOfNumbers, drafter: Drafter | None = None) -> StepLoop:
+def _loop(
+    rig: Rig, pool: PagesOfNumbers, drafter: Drafter | None = None, tell: Callable[[], None] = lambda: None
+) -> StepLoop:
     runner = ToldRunner(pool)
     committer = StepCommitter(
         scheduler=rig.scheduler,
@@ -95,6 +99,7 @@ def _loop(rig: Rig, pool: PagesOfNumbers, drafter: Drafter | None = None) -> Ste
         new_uid=rig.requests.new_uid,
         on_end=rig.requests.end,
         on_broken=rig.requests.spoil,
+        tell=tell,
     )
     return StepLoop(rig.scheduler, runner, committer)
 
@@ -118,6 +123,25 @@ def test_rows_of_a_tree_that_ends_its_sequence_are_true_before_they_are_cached()
     ids = (10, 11, 20, 21, 22, 23, 24)  # and 99, whose own row was never computed
     (page,) = rig.cache.match((*ids, 99, 1))
     assert pool.rows[page * 4 : page * 4 + 4].tolist() == list(ids[:4])
+
+
+def test_a_first_token_is_sent_before_its_prompt_is_cached() -> None:
+    """A long prompt takes a millisecond. An end is told once all is given back."""
+    rig, cached = Rig(round_rows=4), list[tuple[int, int]]()
+
+    def tell() -> None:
+        (step,) = rig.said(StepReply)
+        cached.append((step.entries[0].tokens[0], rig.cache.cached_pages))
+
+    loop = _loop(rig, PagesOfNumbers(64), tell=tell)
+    rig.submit(request(tuple(range(10, 20)), max_tokens=3))
+    _run(rig, loop, [30])
+    assert cached == [(30, 0)] and rig.cache.cached_pages == 2
+    for token in (31, 32):
+        _run(rig, loop, [token])
+    rig.submit(request((10, 11), max_tokens=1))
+    _run(rig, loop, [33])
+    assert len(cached) == 1 and not rig.requests.table
 
 
 def test_accepted_drafts_that_came_after_the_end_are_not_counted() -> None:

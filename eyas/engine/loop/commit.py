@@ -27,7 +27,7 @@ from eyas.engine.states.shape import SPAN
 @dataclass(frozen=True)
 class StepCommitter:
     """Commits steps in the order of their landing. `on_end` is told of every sequence that finished,
-    `on_broken` of every request with logits that are not finite.
+    `on_broken` of every request with logits that are not finite. `tell` sends what is in the outbox.
     """
 
     scheduler: Schedulers
@@ -39,6 +39,7 @@ class StepCommitter:
     new_uid: Callable[[], int]
     on_end: Callable[[Sequence], None]
     on_broken: Callable[[Generation], None]
+    tell: Callable[[], None] = lambda: None
 
     def commit(self, landed: SequenceOf[StepResult]) -> None:
         """Applies one step; results of requests cancelled meanwhile are dropped.
@@ -53,6 +54,8 @@ class StepCommitter:
             alive = [one for one in alive if one.work.seq.generation not in broken]
         ended = [one.work.seq for one in alive if self._take(one)]
         self.drafting.post()
+        if not ended and any(one.work.sample and not one.work.round for one in alive):
+            self.tell()  # before a prompt is cached, which takes a millisecond if it is long
         for one in alive:
             if not one.work.sample:
                 self.scheduler.passed(one.work)

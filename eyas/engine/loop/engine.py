@@ -185,6 +185,7 @@ class Engine:
             new_uid=self._requests.new_uid,
             on_end=self._requests.end,
             on_broken=self._requests.spoil,
+            tell=lambda: self._link.send(self._outbox.take()),
         )
         rates = parts.ready.rates
         paces = None if rates is None else StepPaces(rates.times)
