@@ -99,6 +99,7 @@ def _engine(args: argparse.Namespace) -> EngineConfig:
         speculative_token_map=args.speculative_token_map,
         tensor_parallel_size=args.tensor_parallel_size,
         dp_attention=args.dp_attention,
+        expert_replicas=args.expert_replicas,
         load_format=args.load_format,
         model_impl=args.model_impl,
         dtype=args.dtype,

@@ -79,6 +79,14 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         help="processes that attend with requests of their own and share a model's experts, whole "
         f"({engine.dp_attention})",
     )
+    add(
+        "--expert-replicas",
+        type=whole,
+        default=engine.expert_replicas,
+        metavar="N",
+        help="room on each of those processes for N further experts of each layer: replicas of what others' "
+        f"traffic makes busy ({engine.expert_replicas})",
+    )
     add("--dtype", choices=["auto", *DTYPES], help=f"of weights and KV ({_either('dtype')})")
     add(
         "--kv-cache-dtype",

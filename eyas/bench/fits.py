@@ -7,7 +7,7 @@ import torch
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.machine.memory import GIB, memory
-from eyas.engine.checkpoint.sizes import weight_bytes
+from eyas.engine.checkpoint.sizes import replica_share, weight_bytes
 from eyas.engine.models.table import read_model
 
 
@@ -23,7 +23,8 @@ def check_memory(config: EngineConfig, free: int | None = None) -> None:
     """Raises ConfigError if one rank's weights take more than `free` bytes (None: what is free now)."""
     model = read_model(config.model, config.load_format, impl=config.model_impl)
     amount = weight_bytes(model, config.dtype, config.device, config.deterministic)
-    needed = amount.of_rank(config.tensor_parallel_size, config.dp_attention)
+    ranks, sharers = config.tensor_parallel_size, config.dp_attention
+    needed = amount.of_rank(ranks, sharers, replica_share(model, config))
     free = free_bytes(config.device) if free is None else free
     if needed > free:
         raise ConfigError(

@@ -25,7 +25,7 @@ from eyas.common.tokenizers.source import TOKENIZER_FILES, read_tokenizer, token
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.folder import PICKLED, check_whole, has_weights, read_config, tensor_shapes
 from eyas.engine.checkpoint.methods import read_quantized
-from eyas.engine.checkpoint.sizes import groups_of, page_bytes, state_bytes, weight_bytes
+from eyas.engine.checkpoint.sizes import groups_of, page_bytes, replica_share, state_bytes, weight_bytes
 from eyas.engine.kv.groups import pages_of_longest
 from eyas.engine.models.keys import reading
 from eyas.engine.models.mtp_names import layer_count, prefixes_among
@@ -149,12 +149,13 @@ class MemoryNeeds:
         model = _model(config)
         ranks, on_cpu = config.tensor_parallel_size, config.device == "cpu"
         sharers = 1 if on_cpu else config.dp_attention  # on a CPU they are of one machine
+        replicas = replica_share(model, config) * (config.dp_attention if on_cpu else 1)
         kv = config.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
         amount = weight_bytes(model, config.dtype, config.device, config.deterministic)
         groups = groups_of(model, config)
         return cls(
             model=model_name(config.model),
-            weights=amount.of_rank(ranks, sharers),
+            weights=amount.of_rank(ranks, sharers, replicas),
             shared=amount.as_stored,
             page=page_bytes(model, config.page_size, kv, ranks, groups),
             longest=pages_of_longest(groups, model.context_length, config.page_size, 0),

@@ -180,6 +180,7 @@ _OF_DRAFT_WORKERS: dict[str, Any] = {
     "disk_cache_dir": None,
     "kv_store": None,
     "dp_attention": 1,
+    "expert_replicas": 0,
     "max_loras": 0,
 }
 """They have no prefix cache, no attention ranks, and no adapters: what they draft, others verify."""
@@ -263,6 +264,7 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
         "device": engine.device,
         "tensor-parallel-size": engine.tensor_parallel_size,
         "dp-attention": engine.dp_attention,
+        "expert-replicas": engine.expert_replicas,
         "load-format": engine.load_format,
         "model-impl": engine.model_impl,
         "dtype": engine.dtype,

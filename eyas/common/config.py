@@ -90,6 +90,7 @@ class EngineConfig:
     device: str = "cpu"  # or "cuda"
     tensor_parallel_size: int = 1  # GPUs that share the model
     dp_attention: int = 1  # ranks that attend with requests of their own, and share all experts
+    expert_replicas: int = 0  # of each layer on each of these ranks, of its busiest experts elsewhere
     load_format: str = "auto"  # or "dummy": random weights of the configured shape
     model_impl: str = "auto"  # whose code computes it: "eyas", "transformers"; or ours if there is one
     dtype: str = "float32"  # of weights and KV: "bfloat16", "float16" or "float32"
@@ -302,6 +303,9 @@ def _check_draft_tokens(spec: SpeculationConfig) -> None:
 def _check_attention_ranks(config: EngineConfig) -> None:
     """Raises ConfigError for what several attention ranks cannot do, whatever the model."""
     if config.dp_attention == 1:
+        if config.expert_replicas:
+            text = "--expert-replicas: only ranks that share experts have some of others (--dp-attention N)"
+            raise ConfigError(text, param="expert-replicas")
         return
     flag = "dp-attention"
     if config.host_cache_gb:

@@ -253,6 +253,7 @@ MEMORY = (
 
 _WORKERS = AliasFlag("--workers", note="of the unified and auto layouts")
 _SHARED_EXPERTS = "take `--dp-attention N`: N processes share a model's experts, whole"
+_REPLICAS = "take `--dp-attention N --expert-replicas M`: room for M replicas on each of N processes"
 _SHARE_LAYERS = AcceptedValues(("1",), "so it is", "share the model by `--tensor-parallel-size`")
 
 COMPUTING = (
@@ -274,7 +275,8 @@ COMPUTING = (
         ("--ep-size", "--ep", "--expert-parallel-size"),
         AcceptedValues(("1",), "so it is", _SHARED_EXPERTS),
     ),
-    FlagRow(BOTH, ("--enable-eplb",), RefusedFlag(_SHARED_EXPERTS), NONE),
+    FlagRow(BOTH, ("--enable-eplb",), RefusedFlag(_REPLICAS), NONE),
+    FlagRow(SGLANG, ("--ep-num-redundant-experts",), RefusedFlag(_REPLICAS), example="32"),
     FlagRow(
         SGLANG, ("--moe-a2a-backend",), AcceptedValues(("none",), "so it is", _SHARED_EXPERTS), example="none"
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,9 @@ def routed() -> None:
             route.choose_local(
                 logits, route.Router(spec, correction, uniform), held, uniform=uniform, pdl=True
             )
+        table, loads = empty(spec.experts, 3, dtype=torch.int32), empty(spec.experts, dtype=torch.int32)
+        held = replace(held, copies=route.ExpertCopies(table, loads))
+        route.choose_local(logits, route.Router(spec, correction), held, pdl=True)
         group(chosen.experts, spec.experts + 1, 64, pdl=True)
         made = empty(chosen.experts.numel(), HIDDEN)
         combine.combine(made, chosen.weights, combine.BesideRows(empty(rows, HIDDEN)), pdl=True)
@@ -165,7 +169,7 @@ def spills(code: Path) -> bool:
 
 
 PRODUCTS = "product_kernel", "_by_depth", "_sweep"
-KERNELS = {"routed": 23, "exchanged": 2, "bf16": 11, "fp8": 13, "channels": 14, "one_row": 15, "packed": 12}
+KERNELS = {"routed": 25, "exchanged": 2, "bf16": 11, "fp8": 13, "channels": 14, "one_row": 15, "packed": 12}
 
 
 @pytest.mark.parametrize(("recipe", "kernels"), KERNELS.items())

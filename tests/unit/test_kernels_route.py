@@ -9,8 +9,11 @@ from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.kernels.experts import route
 from eyas.engine.kernels.experts.group import GroupedChoices, group
 from eyas.engine.layers.linear import Linear
+from eyas.engine.models.ops import expert_products
 from eyas.engine.models.ops.parts import RouterPart
 from eyas.engine.models.ops.torch_ops import routed
+from eyas.engine.parallel.expert_places import SpreadExperts
+from eyas.engine.parallel.expert_plan import NONE, ExpertSlots
 from tests.unit.crossed import crossed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -105,6 +108,53 @@ def test_every_choice_is_of_the_rank_that_has_the_expert(name: str) -> None:
         wanted[rows * rank : rows * (rank + 1), -1] = each
         wanted[4] = -1
         assert torch.equal(found.experts, wanted)
+
+
+@pytest.mark.parametrize("name", ["shares", "v3"])
+def test_a_choice_goes_to_one_copy_of_its_expert(name: str) -> None:
+    """Two ranks, replicas on both, a row of padding; the kernel, plain torch and the specification."""
+    router, rows = ROUTERS[name], 20
+    logits = logits_of(2 * rows, router.experts).to(DEVICE)
+    correction = torch.linspace(-0.2, 0.2, router.experts, device=DEVICE) if router.corrected else None
+    whole, half = route.choose(logits, router, correction, shared=True), router.experts // 2
+    slots = ExpertSlots(router.experts, 2, 4)
+    busy = whole.experts[:, :-1].flatten().bincount(minlength=router.experts).cpu()
+    first, second = (
+        part.argsort(descending=True)[:4].tolist() for part in (busy[:half], busy[half : router.experts])
+    )
+    replicas = (NONE, *(half + expert for expert in second[:3]), *first)
+    kv_rows = torch.arange(2 * rows, dtype=torch.int32, device=DEVICE)
+    kv_rows[4] = -1
+    taken, loads = torch.zeros(slots.ranks * slots.each), torch.zeros(router.experts)
+    turns = torch.arange(2 * rows) // rows + torch.arange(2 * rows) % rows
+    for rank in range(2):
+        places = SpreadExperts(slots, rank, 1, DEVICE).of("a layer")
+        places.set(replicas)
+        held = route.LocalExperts(
+            *(places.own, range(rows * rank, rows * (rank + 1)), kv_rows),
+            route.ExpertCopies(places.table, places.loads),
+        )
+        found = route.choose_local(logits, route.Router(router, correction, True), held)
+        assert torch.equal(found.weights, whole.weights)
+        choices = whole.experts[:, :-1].cpu().long()
+        placed = places.placed(choices.to(DEVICE), turns.to(DEVICE)).cpu()
+        wanted = placed - slots.each * rank
+        wanted[(wanted < 0) | (wanted >= slots.each)] = -1
+        wanted[4] = -1
+        assert torch.equal(found.experts[:, :-1].cpu().long(), wanted)
+        taken += (wanted[wanted >= 0] + slots.each * rank).bincount(minlength=len(taken))
+        counted = places.loads.clone()
+        loads += counted.cpu()
+        by_torch = expert_products._numbers_here(whole.experts.long(), router.experts, held)
+        assert torch.equal(by_torch, found.experts.long())
+        assert torch.equal(places.loads, 2 * counted), "both count alike"
+    valid = kv_rows.cpu() >= 0
+    assert torch.equal(loads, choices[valid].flatten().bincount(minlength=router.experts).float())
+    owners = torch.from_numpy(slots.owners(replicas))
+    each = torch.zeros(router.experts).index_add_(0, owners, taken)
+    assert torch.equal(each, loads), "every choice went to one copy of its expert"
+    assert taken[slots.homes : slots.each].any() and taken[slots.each + slots.homes :].any()
+    assert not taken[slots.homes], "an empty slot has no rows"
 
 
 @pytest.mark.parametrize("name", ["qwen", "shares", "kimi"])

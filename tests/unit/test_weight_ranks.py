@@ -50,6 +50,7 @@ from eyas.engine.loading import attention_ranks, follower
 from eyas.engine.loading.rank_memory import FollowerMemory, LeaderMemory
 from eyas.engine.loading.rank_replacement import FORGET, REHEARSE, LeaderReplacement
 from eyas.engine.loading.replacement import WeightReplacement
+from eyas.engine.loop.expert_balance import ExpertBalance
 from eyas.engine.parallel.leader import RankLeader
 from eyas.engine.parallel.ranks import RankCall, RankChannel
 from tests.unit.attention_ranks_rig import BASE
@@ -69,7 +70,7 @@ PATIENCE_S = 120.0
 PROMPTS = [tuple((7 * i + 3 * j) % 16 for j in range(5 + 9 * i)) for i in range(3)]
 KINDS: dict[str, dict[str, Any]] = {
     "tp": {"tensor_parallel_size": 2, "overlap_schedule": True, **BACKENDS},
-    "dp": {"dp_attention": 2},
+    "dp": {"dp_attention": 2, "expert_replicas": 2},
     "dp device": {"dp_attention": 2, "overlap_schedule": True, **BACKENDS},
 }
 
@@ -122,6 +123,7 @@ def rig_of(folder: Path, kind: str) -> Rig:
 @pytest.fixture(params=["dp", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("tp", "dp device"))])
 def rig(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     monkeypatch.setattr(follower, "main", interpreted_follower)
+    monkeypatch.setattr(ExpertBalance.__init__, "__defaults__", (0.02,))
     return rig_of(tmp_path, request.param)
 
 
@@ -150,6 +152,8 @@ def test_all_ranks_have_the_new_weights(rig: Rig) -> None:
             cluster.update(half, 3, whole=False)
         digest = cluster.update(BytesSource((save(second),)), 4, whole=False)
         assert rig.tokens(cluster, "e", digest) == old
+        balance = cluster.workers["unified"].engine._parts.balance
+        assert not rig.ranks.get("expert_replicas") or any(map(max, balance._ranks.replicas)), "none was made"
     finally:
         cluster.close()
 

@@ -43,9 +43,11 @@ class WeightBytes:
         """Bytes of all weights."""
         return self.experts + self.rest
 
-    def of_rank(self, ranks: int, sharers: int) -> int:
-        """The part of one of `ranks` that share everything, or of `sharers` that share the experts alone."""
-        return self.experts // (ranks * sharers) + self.rest // ranks
+    def of_rank(self, ranks: int, sharers: int, replicas: float = 0.0) -> int:
+        """The part of one of `ranks` that share everything, or of `sharers` that share the experts alone and
+        have room for `replicas` of others', as a part of all.
+        """
+        return self.experts // (ranks * sharers) + int(self.experts * replicas) + self.rest // ranks
 
 
 def weight_bytes(model: ModelConfig, dtype: str, device: str, exact: bool = False) -> WeightBytes:
@@ -99,6 +101,12 @@ def _bytes_of_32(packed: PackedConfig | None, experts: bool, exact: bool, itemsi
     elif packed.integers and packed.bits == 8:
         made = made if experts and ordered else 32
     return made
+
+
+def replica_share(model: ModelConfig, config: EngineConfig) -> float:
+    """A rank's room for replicas, as a part of all experts."""
+    counts = [part.experts for layer in model.layers if isinstance(part := layer.feed_forward, ExpertsSpec)]
+    return config.expert_replicas / max(counts, default=1)
 
 
 def parameters(model: ModelConfig) -> WeightBytes:

@@ -72,6 +72,10 @@ class Fp4Projection(Projection):
     def put(self, place: int, part: Self) -> None:
         self.packed.put(place, part.packed)
 
+    @property
+    def stacks(self) -> list[torch.Tensor]:
+        return self.packed.tensors
+
 
 @dataclass(frozen=True)
 class Fp4Loader:

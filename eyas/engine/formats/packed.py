@@ -99,6 +99,10 @@ class PackedProjection(Projection):
     def put(self, place: int, part: Self) -> None:
         self.packed.put(place, part.packed)
 
+    @property
+    def stacks(self) -> list[torch.Tensor]:
+        return self.packed.tensors
+
 
 @dataclass(frozen=True)
 class PackedLoader(ABC):

@@ -61,6 +61,14 @@ class AnyProjection(ABC):
     def put(self, place: int, part: Any) -> None:
         """Puts another of this format into its place of `room`."""
 
+    @abstractmethod
+    def numbers(self, place: int) -> list[torch.Tensor]:
+        """The tensors of the one in a place of `room`, contiguous; they are not written to."""
+
+    @abstractmethod
+    def put_numbers(self, place: int, numbers: list[torch.Tensor]) -> None:
+        """Puts what `numbers` gave of another place, here or in another process, into a place."""
+
 
 class Projection(AnyProjection):
     """One on a device. The format chooses the kernel of a product, by the number of rows."""
@@ -82,6 +90,18 @@ class Projection(AnyProjection):
     @property
     def rounding(self) -> RowRounding | None:
         return None
+
+    @property
+    def stacks(self) -> list[torch.Tensor]:
+        """The tensors of `room`, [count, ...]."""
+        return [each for each in (self.weight.stored, self.weight.scales) if each is not None]
+
+    def numbers(self, place: int) -> list[torch.Tensor]:
+        return [each[place : place + 1] for each in self.stacks]
+
+    def put_numbers(self, place: int, numbers: list[torch.Tensor]) -> None:
+        for own, other in zip(self.numbers(place), numbers, strict=True):
+            own.copy_(other)
 
     @abstractmethod
     def apply(self, x: Rows, products: GroupedProducts, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 
 from eyas.common.types import KvKind
-from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
 from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.linear import Linear
 from eyas.engine.loading.rank_replacement import FollowerReplacement
 from eyas.engine.loading.replacement import WeightReplacement
-from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.loading.spec import EngineSpec, spread_experts
 from eyas.engine.loop.forwards import DataParallelForward, RankForward, serve
+from eyas.engine.loop.spread_ranks import RankSpread
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.ops.torch_ops import TorchMachine
 from eyas.engine.parallel.expert_ranks import ExpertRanks
@@ -54,19 +54,16 @@ def _main(loaded: EngineSpec, path: Path, rank_info: RankInfo, channel: RankChan
     pool = KvPool(loaded.shape(KvKind.TARGET), path, theirs=True)
     model, part = _part(loaded, pool, rank_info, no_pulse)
     weights = FollowerReplacement(WeightReplacement(loaded, model), "cpu", channel, lambda: None)
-    serve(part, rank_info, channel, weights.calls)
+    serve(part, rank_info, channel, weights.calls, RankSpread.of(model))
 
 
 def _part(
     loaded: EngineSpec, pool: KvPool, rank_info: RankInfo, beat: Beat
 ) -> tuple[PlainDecoder, RankForward]:
-    experts = ExpertRanks(rank_info, _experts(loaded.target))
-    machine = TorchMachine(loaded.target, loaded.backend(KvKind.TARGET, beat), experts)
+    slots = loaded.slots_of_experts
+    experts = ExpertRanks(rank_info, slots)
+    spread = spread_experts(loaded, rank_info.rank)
+    machine = TorchMachine(loaded.target, loaded.backend(KvKind.TARGET, beat), experts, spread=spread)
     with loaded.weights(KvKind.TARGET) as weights:
         model = Decoder(loaded.target, weights, machine)
     return model, RankForward(model, pool, machine, experts)
-
-
-def _experts(config: ModelConfig) -> int:
-    """The largest number of experts of a layer."""
-    return max(part.experts for layer in config.layers if isinstance(part := layer.feed_forward, ExpertsSpec))

@@ -63,9 +63,11 @@ from eyas.engine.loading.weight_sources import WeightSources
 from eyas.engine.loading.weight_store import EngineWeights, FixedWeights, Replacement
 from eyas.engine.loop.control import MemoryParts
 from eyas.engine.loop.engine import Engine, EngineParts
+from eyas.engine.loop.expert_balance import ExpertBalance
 from eyas.engine.loop.forwards import LocalForward, StepForward
 from eyas.engine.loop.plain_runner import PlainRunner
 from eyas.engine.loop.runner import StepRunner
+from eyas.engine.loop.spread_ranks import LeaderSpread, RankSpread
 from eyas.engine.models.base import DecoderModel, FeatureTap
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.foreign.build import foreign_model
@@ -204,6 +206,7 @@ class _StepCore:
     replacement: Replacement
     memory: MemoryParts
     adapters: AdapterTable | None
+    balance: ExpertBalance | None
 
 
 def _plain_core(loaded: EngineSpec, beat: Beat) -> _StepCore:
@@ -239,6 +242,7 @@ def _plain_core(loaded: EngineSpec, beat: Beat) -> _StepCore:
         slowest_step_s=slowest,
         rates=_rates(runner, config, StepLimits(8, 64, min(512, target.context_length), loaded.state_slots)),
         replacement=_replacement(loaded, model, leader),
+        balance=_balance(model, leader),
         adapters=_plain_adapters(loaded, model),
         memory={MemoryTag.KV_CACHE: pools, **({MemoryTag.WEIGHTS: ()} if config.device == "cpu" else {})},
     )
@@ -317,6 +321,7 @@ def _device_core(loaded: EngineSpec, start: EngineStart) -> tuple[EngineSpec, _S
         adapters=None if device.adapters is None else AdapterTable(device.adapters),
         memory=device.memory,
         replacement=_replacement(loaded, device.model, leader),
+        balance=_balance(device.model, leader),
     )
 
 
@@ -382,7 +387,14 @@ def _parts(loaded: EngineSpec, core: _StepCore) -> EngineParts:
         ready=_ready(loaded, moves, context, core.slowest_step_s, core.rates),
         store=EngineWeights(loaded, core.replacement, WeightSources(config.device)),
         adapters=core.adapters,
+        balance=core.balance,
     )
+
+
+def _balance(model: DecoderModel[Any], leader: RankLeader | None) -> ExpertBalance | None:
+    """What keeps ranks' experts busy alike, if these may have replicas."""
+    own = RankSpread.of(model)
+    return None if own is None or leader is None else ExpertBalance(LeaderSpread(own, leader))
 
 
 def _replacement(loaded: EngineSpec, model: DecoderModel[Any], leader: RankLeader | None) -> Replacement:

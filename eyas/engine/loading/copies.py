@@ -6,7 +6,7 @@ import logging
 
 from eyas.common.types import KvKind, Role
 from eyas.engine.checkpoint.packed import PackedConfig
-from eyas.engine.checkpoint.sizes import ITEMSIZE, page_bytes, parameters, weight_bytes
+from eyas.engine.checkpoint.sizes import ITEMSIZE, page_bytes, parameters, replica_share, weight_bytes
 from eyas.engine.kernels.products import skinny
 from eyas.engine.loading.memory import CopiesDemand, DeviceMemory
 from eyas.engine.loading.spec import EngineSpec
@@ -35,7 +35,7 @@ def _demand(loaded: EngineSpec, group: KvKind) -> CopiesDemand:
     weights = matrices.rest * one // ranks
     if group is KvKind.TARGET:
         amount = weight_bytes(model, config.dtype, config.device, config.deterministic)
-        weights = amount.of_rank(ranks, config.dp_attention)
+        weights = amount.of_rank(ranks, config.dp_attention, replica_share(model, config))
     page = page_bytes(loaded.target, config.page_size, config.dtype, ranks)
     copies = (matrices.rest - matrices.as_stored) * one // ranks
     return CopiesDemand(

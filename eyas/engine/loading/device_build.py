@@ -54,7 +54,7 @@ from eyas.engine.loading.memory import (
     slots_that_fit,
 )
 from eyas.engine.loading.rank_memory import LeaderMemory
-from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.loading.spec import EngineSpec, spread_experts
 from eyas.engine.loading.startup import EngineStart, StartPhases
 from eyas.engine.loading.step_shapes import (
     buckets_of,
@@ -426,7 +426,8 @@ def _models(
     with loaded.weights(KvKind.TARGET) as weights:
         adapted = loaded.config.max_loras > 0
         kernels = machine(KvKind.TARGET, arithmetic.products)
-        kernels = replace(kernels, copies=has_copies(loaded, KvKind.TARGET), adapted=adapted)
+        spread = spread_experts(loaded, loaded.rank)
+        kernels = replace(kernels, copies=has_copies(loaded, KvKind.TARGET), adapted=adapted, spread=spread)
         model = Decoder(loaded.target, weights, kernels)
     if loaded.uniform_experts:
         log = logging.getLogger("eyas.engine")

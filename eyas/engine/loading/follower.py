@@ -17,6 +17,7 @@ from eyas.engine.loading.rank_replacement import FollowerReplacement
 from eyas.engine.loading.replacement import WeightReplacement
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import EngineStart
+from eyas.engine.loop.spread_ranks import RankSpread, spread_calls
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.parallel.leader import LOAD_S, join_leader
 from eyas.engine.parallel.ranks import RankCall, RankCalls, RankChannel, RankInfo, follow
@@ -33,6 +34,7 @@ def main(loaded: EngineSpec, rank_info: RankInfo, channel: RankChannel) -> None:
     executor = rank.executor
     memory = FollowerMemory(executor.state.movable, channel, executor.wait)
     others = {**_of_weights(rank, channel), **_of_adapters(executor, channel), **memory.calls}
+    others |= spread_calls(RankSpread.of(executor.state.model), group)
     follow(channel, {**FollowerRank(executor).calls, **others})
     executor.close()
     group.close()

@@ -35,7 +35,9 @@ from eyas.engine.loading.state_limits import check_states
 from eyas.engine.models.heads import head_spelling, read_head, with_token_map
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
-from eyas.engine.parallel.shards import check_experts, config_of_rank
+from eyas.engine.parallel.expert_places import SpreadExperts
+from eyas.engine.parallel.expert_plan import ExpertSlots
+from eyas.engine.parallel.shards import check_experts, check_replicas, config_of_rank
 from eyas.engine.states.shape import SPAN, ring_rows
 from eyas.engine.states.store import StateFormat
 from kv_transfer.backends.table import NONE
@@ -78,6 +80,7 @@ class EngineSpec:
             head = read_head(config.draft, target, config.load_format, config.draft_capture_layers)
             head = with_token_map(head, target, config)
         check_experts(target, config.dp_attention)
+        check_replicas(target, config)
         check_states(target, config)
         _check_kv_dtype(target, config)
         _check_adapters(target, config)
@@ -257,6 +260,12 @@ class EngineSpec:
         parts = (layer.feed_forward for layer in self.decoder(group).layers)
         return [part for part in parts if isinstance(part, ExpertsSpec)]
 
+    @property
+    def slots_of_experts(self) -> ExpertSlots:
+        """The slots of each of the target's layers that has experts, on all attention ranks."""
+        most = max(part.experts for part in self.experts(KvKind.TARGET))
+        return ExpertSlots(most, self.config.dp_attention, self.config.expert_replicas)
+
     def decoder(self, group: KvKind) -> ModelConfig:
         """The model whose KV the group holds: the target, or the draft head's decoder."""
         if group is KvKind.TARGET:
@@ -306,6 +315,14 @@ class EngineSpec:
             return arithmetic
         major, minor = torch.cuda.get_device_capability(device)
         return f"{arithmetic} on sm_{major}{minor}"
+
+
+def spread_experts(loaded: EngineSpec, rank: int) -> SpreadExperts | None:
+    """The places of the target's experts on an attention rank; None: none has replicas."""
+    if not loaded.config.expert_replicas:
+        return None
+    layers = len(loaded.experts(KvKind.TARGET))
+    return SpreadExperts(loaded.slots_of_experts, rank, layers, loaded.config.device)
 
 
 def _check_foreign(target: ModelConfig, config: EngineConfig) -> None:

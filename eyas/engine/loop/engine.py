@@ -57,6 +57,7 @@ from eyas.engine.kv.stager import PageStager
 from eyas.engine.loop.commit import StepCommitter
 from eyas.engine.loop.control import EngineControl, MemoryParts
 from eyas.engine.loop.drafting import DraftCoordinator
+from eyas.engine.loop.expert_balance import ExpertBalance
 from eyas.engine.loop.runner import StepRunner
 from eyas.engine.loop.step_loop import StepLoop, StepPaces
 from eyas.engine.loop.weight_updates import WeightStore, WeightUpdates
@@ -87,7 +88,8 @@ class EngineParts:
 
     `drafter`: one outside the steps, if there is one. `pacing`: where depths are adaptive. `pulls`: of target
     KV; `draft_pulls`: of draft KV, if that lives here. `travels`: can pages leave the pools, or come there?
-    `adapters`: None where none can be loaded. `store`: how weights change.
+    `adapters`: None where none can be loaded. `store`: how weights change. `balance`: of ranks' experts, if
+    these may have replicas.
     """
 
     config: EngineConfig
@@ -110,6 +112,7 @@ class EngineParts:
     ready: EngineReady
     store: WeightStore
     adapters: AdapterTable | None = None
+    balance: ExpertBalance | None = None
 
 
 class Engine:
@@ -333,6 +336,8 @@ class Engine:
         self._flushes.poll(now)
         self._control.poll(now)
         self._updates.poll(now)
+        if self._parts.balance is not None and not self._weights_away():
+            self._parts.balance.poll(now)
         freed = self._scheduler.pool.used < used and self._scheduler.waiting
         return bool(back or freed or seated) or self._requests.joins > joins
 

@@ -16,6 +16,7 @@ from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch, build_batch
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.linear import Linear
+from eyas.engine.loop.spread_ranks import RankSpread, spread_calls
 from eyas.engine.models.base import DecoderModel
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.ops.torch_ops import TorchMachine
@@ -87,14 +88,17 @@ class RankForward:
         return nothing, nothing.repeat(1, len(share.taps))
 
 
-def serve(own: RankForward, rank_info: RankInfo, channel: RankChannel, others: RankCalls) -> None:
+def serve(
+    own: RankForward, rank_info: RankInfo, channel: RankChannel, others: RankCalls, spread: RankSpread | None
+) -> None:
     """A rank above 0, loaded: it does its part of every step, and `others` by their kinds, until rank 0
-    closes the channel.
+    closes the channel. `spread`: its experts, if some may have replicas.
     """
     group = join_leader(rank_info, channel, "cpu", STEP_S)
     if group is None:
         return
-    follow(channel, {STEP: lambda call: _step(own, group, call), **others})
+    steps = {STEP: lambda call: _step(own, group, call)}
+    follow(channel, {**steps, **others, **spread_calls(spread, group)})
     group.close()
 
 

@@ -6,7 +6,7 @@ Ranks divide the width of a feed-forward and of every expert, or share experts o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Self
 
@@ -23,6 +23,7 @@ from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.machine import Blocks
 from eyas.engine.models.ops.parts import BesidePart, ExpertsPart, GatedPart, OutPart, RouterPart
 from eyas.engine.models.refusal import MOST_CHOSEN
+from eyas.engine.parallel.expert_plan import NONE
 
 Gains = tuple[Gain | None, torch.Tensor | None]
 """Gains of the norms before and behind a half of a layer; None: there is none."""
@@ -130,7 +131,7 @@ class Mixture(Generic[ProjectionT]):
         joined, share_name = _is_alike(blocks, spec, loaders, shared), f"{shared}.share.weight"
         behind = (share_name,) * (joined and spec.shared_share)
         self.router = _router(blocks, spec, (f"{prefix}.gate", *behind), joined)
-        names = [*(every[i] for i in self.router.own), *[shared] * joined]
+        names = [*(every[i] for i in self.router.own), *_spares(self.router, every), *[shared] * joined]
         gate_up, down = _experts((spec.latent or config.hidden_size, spec.width), names, loaders)
         bias, down_bias = _biases(blocks, spec, names)
         activation = activation_of(blocks, spec, prefix)
@@ -196,26 +197,41 @@ def _router(
     if spec.corrected:
         name = f"{prefix}.e_score_correction_bias"
         correction = weights.take(name, (spec.experts,), torch.float32)
-    return RouterPart(
-        spec, weight, bias, correction, tiles, machine.own_experts(weights, spec.experts), shared
-    )
+    own, spread = machine.own_experts(weights, spec.experts), machine.spread
+    places = None if spread is None else spread.of(prefix)
+    return RouterPart(spec, weight, bias, correction, tiles, own, shared, places=places)
+
+
+def _spares(router: RouterPart, every: list[str]) -> list[str | None]:
+    """What stands before the tensors of the experts in this rank's spare slots; None: one is empty."""
+    if router.places is None:
+        return []
+    return [None if expert == NONE else every[expert] for expert in router.places.spares]
 
 
 def _biases(
-    blocks: Blocks[ProjectionT], spec: FeedForwardSpec, names: list[str]
+    blocks: Blocks[ProjectionT], spec: FeedForwardSpec, places: Sequence[str | None]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """This rank's biases of gate and up [names, 2 width], and of down [names, hidden], if there are such."""
+    """This rank's biases of gate and up [places, 2 width], and of down [places, hidden], if there are such.
+    A place without a name is empty.
+    """
     if not spec.bias:
         return None, None
-    weights = blocks.weights
+    weights, names = blocks.weights, [name for name in places if name is not None]
     forth = [
         torch.cat([weights.take_rows(f"{each}.bias", (spec.width,)) for each in _gate_up(name, spec.gated)])
         for name in names
     ]
     if weights.placement.rank:  # once in the sum over the ranks
-        return torch.stack(forth), None
+        return _in_places(forth, places), None
     back = [weights.take(f"{name}.down_proj.bias", (blocks.config.hidden_size,)) for name in names]
-    return torch.stack(forth), torch.stack(back)
+    return _in_places(forth, places), _in_places(back, places)
+
+
+def _in_places(biases: list[torch.Tensor], places: Sequence[str | None]) -> torch.Tensor:
+    """The biases of the places with a name, and any in the others."""
+    each = iter(biases)
+    return torch.stack([biases[0] if name is None else next(each) for name in places])
 
 
 def _is_alike(
@@ -238,15 +254,18 @@ def _is_alike(
 
 
 def _experts(
-    down: tuple[int, int], names: list[str], loaders: GatedLoaders[ProjectionT]
+    down: tuple[int, int], names: Sequence[str | None], loaders: GatedLoaders[ProjectionT]
 ) -> tuple[ProjectionT, ProjectionT]:
     """This rank's part of all of them: gate and up [experts, 2 width, hidden], down [experts, hidden, width].
+    A place without a name has room alone.
 
     They are put in their place one by one: no more than one is there twice. They read the same rows: if one
     is not in FP8, none is.
     """
     whole: tuple[ProjectionT, ...] = ()
     for i, name in enumerate(names):
+        if name is None:
+            continue
         pair = loaders.pair(name, down)
         whole = whole or tuple(part.room(len(names)) for part in pair)
         for to, part in zip(whole, pair, strict=True):

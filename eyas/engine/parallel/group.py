@@ -89,7 +89,7 @@ class ProcessGroup:
             self._one_shot = OneShot(self.rank, self._memory.addresses, pdl=pdl)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Replaces `tensor` (contiguous, any shape, floating point) by its sum over all ranks."""
+        """Replaces `tensor` (contiguous, any shape, numbers) by its sum over all ranks."""
         if self.ranks == 1:
             return
         if self._one_shot is not None and self._one_shot.takes(tensor):
@@ -218,6 +218,19 @@ class ProcessGroup:
         came = rows.new_empty(sum(received), *rows.shape[1:])
         dist.all_to_all_single(came, rows.contiguous(), list(received), list(sent))
         return came
+
+    def send(self, tensors: Sequence[torch.Tensor], rank: int) -> None:
+        """Sends contiguous tensors to a rank, which receives as many of these shapes and types."""
+        self._between([dist.P2POp(dist.isend, each.view(torch.uint8), rank) for each in tensors])
+
+    def receive(self, tensors: Sequence[torch.Tensor], rank: int) -> None:
+        """Fills tensors with what that rank sends."""
+        self._between([dist.P2POp(dist.irecv, each.view(torch.uint8), rank) for each in tensors])
+
+    @staticmethod
+    def _between(ops: list[dist.P2POp]) -> None:
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
 
     def rows_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's share of a tensor that every rank holds, [ranks * n, ...]: a view [n, ...]."""

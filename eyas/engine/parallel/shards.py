@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ExpertsSpec, LayerSpec, ModelConfig
 
@@ -75,6 +76,18 @@ def check_experts(config: ModelConfig, ranks: int) -> None:
         numbers = " or ".join(map(str, sorted(counts)))
         text = f"{name}: {numbers} experts per layer cannot be divided among {ranks} ranks"
     raise ConfigError(f"--{flag}: {text}", param=flag)
+
+
+def check_replicas(config: ModelConfig, engine: EngineConfig) -> None:
+    """Raises ConfigError, which names the flag, for more replicas than other attention ranks have experts."""
+    if not (spares := engine.expert_replicas):
+        return
+    most = min(part.experts for layer in config.layers if isinstance(part := layer.feed_forward, ExpertsSpec))
+    others = most - most // engine.dp_attention
+    if spares > others:
+        flag = "expert-replicas"
+        text = f"--{flag}: {spares} are more than the {others} experts that a rank's layer has not"
+        raise ConfigError(text, param=flag)
 
 
 def _share(layer: LayerSpec, ranks: int) -> LayerSpec:

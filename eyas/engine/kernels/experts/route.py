@@ -1,6 +1,7 @@
 """Chooses the experts of each row: `eyas.engine.layers.routing.choose`, in float32.
 
-Scores, groups, the best, of equals the first, and their weights. No sum is taken by an atomic.
+Scores, groups, the best, of equals the first, and their weights. No sum of numbers is taken by an atomic; how
+often experts are chosen is, in integers, where some have replicas.
 """
 
 from __future__ import annotations
@@ -35,12 +36,25 @@ class LocalExperts:
     """The experts of `experts` that are here, numbered from 0; the choice of another is -1, which is none.
 
     `rows`: whose shared expert is here; it stands behind them. `kv_rows` int32 [m]: -1 for rows of padding,
-    which choose none.
+    which choose none. With `copies` some experts have replicas, and `experts` are the slots that are here.
     """
 
     experts: range
     rows: range
     kv_rows: torch.Tensor
+    copies: ExpertCopies | None = None
+
+
+@dataclass(frozen=True)
+class ExpertCopies:
+    """`table` int32 [experts, 1 + ranks]: the number of each expert's copies, then their slots. `loads` int32
+    [experts] counts how often `rows` of `LocalExperts` choose each.
+
+    Row i of rank r takes copy number (i + r + expert) modulo their number.
+    """
+
+    table: torch.Tensor
+    loads: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -85,13 +99,16 @@ def choose_local(
     """Chooses as `choose`, where other ranks have other experts."""
     m, spec, shared = logits.shape[0], router.spec, router.shared
     own, rows = (range(0), range(0)) if local is None else (local.experts, local.rows)
+    copies = None if local is None else local.copies
     experts = torch.empty(m, spec.per_row + shared, dtype=torch.int32, device=logits.device)
     weights = torch.empty(m, spec.per_row + shared, dtype=torch.float32, device=logits.device)
     _choose[(m,)](
         *(logits, logits.stride(0), router.bias, router.correction, experts, weights),
         *(None if local is None else local.kv_rows, own.start, rows.start, rows.stop),
+        *((None, None) if copies is None else (copies.table, copies.loads)),
         EXPERTS=spec.experts,
         LOCAL=len(own),
+        WIDTH=0 if copies is None else copies.table.shape[1],
         PER_ROW=spec.per_row,
         SIGMOID=spec.scores == "sigmoid",
         NORMALISED=spec.normalised,
@@ -113,15 +130,14 @@ def choose_local(
 
 @kernel(do_not_specialize=["first", "first_row", "end_row"])
 def _choose(
-    logits, stride, bias, correction, experts, weights, kv_rows, first, first_row, end_row,
-    EXPERTS: tl.constexpr, LOCAL: tl.constexpr, PER_ROW: tl.constexpr, SIGMOID: tl.constexpr,
-    NORMALISED: tl.constexpr, SCALE: tl.constexpr, GROUPS: tl.constexpr, TOPK_GROUPS: tl.constexpr,
-    BEST: tl.constexpr,
-    ROWS: tl.constexpr, SIDE: tl.constexpr, SHARED: tl.constexpr, SHARE: tl.constexpr, UNIFORM: tl.constexpr,
-    PDL: tl.constexpr,
+    logits, stride, bias, correction, experts, weights, kv_rows, first, first_row, end_row, table, loads,
+    EXPERTS: tl.constexpr, LOCAL: tl.constexpr, WIDTH: tl.constexpr, PER_ROW: tl.constexpr,
+    SIGMOID: tl.constexpr, NORMALISED: tl.constexpr, SCALE: tl.constexpr, GROUPS: tl.constexpr,
+    TOPK_GROUPS: tl.constexpr, BEST: tl.constexpr, ROWS: tl.constexpr, SIDE: tl.constexpr,
+    SHARED: tl.constexpr, SHARE: tl.constexpr, UNIFORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row; its experts stand as [groups, experts of a group], both padded. LOCAL: how many are here, from
-    `first` on, if they are not all."""
+    `first` on, if not all are. WIDTH: of a row of `table`, if some have replicas."""
     after_previous(PDL)
     row = tl.program_id(0)
     of_group: tl.constexpr = EXPERTS // GROUPS
@@ -148,8 +164,7 @@ def _choose(
     scores = tl.reshape(scores, (SLOTS,))
     left = tl.reshape(tl.where(open_, ranked(merit, expert), CLOSED), (SLOTS,))
     rank = tl.arange(0, 32)
-    taken_weights = tl.zeros((32,), tl.float32)
-    total = 0.0
+    taken, taken_weights, total = tl.zeros((32,), tl.int32), tl.zeros((32,), tl.float32), 0.0
     for k in tl.static_range(PER_ROW):
         best = tl.minimum(-(tl.max(left) & LAST).to(tl.int32) + LAST, EXPERTS - 1)
         if UNIFORM:
@@ -158,16 +173,20 @@ def _choose(
         score = tl.sum(tl.where(ids == best, scores, 0.0))
         total += score
         taken_weights = tl.where(rank == k, score, taken_weights)
-        tl.store(experts + row * TAKEN + k, _number_of(best, first, kv_rows, row, LOCAL))
+        taken = tl.where(rank == k, best, taken)
+    routed = rank < PER_ROW
+    if LOCAL > 0:
+        taken = _numbers_here(
+            taken, routed, row, kv_rows, first, first_row, end_row, table, loads, LOCAL, WIDTH
+        )
+    tl.store(experts + row * TAKEN + rank, taken, mask=routed)
     if NORMALISED:
         taken_weights = tl.div_rn(taken_weights, tl.zeros((32,), tl.float32) + (total + TINY))
     taken_weights *= SCALE
     if SHARED:
-        last = _shared_number(kv_rows, row, first_row, end_row, EXPERTS, LOCAL)
-        tl.store(experts + row * TAKEN + PER_ROW, last)
-        share = 1.0
-        if SHARE:
-            share = tl.div_rn(1.0, 1.0 + tl.exp(-tl.load(logits + row.to(tl.int64) * stride + EXPERTS)))
+        last = experts + row * TAKEN + PER_ROW
+        tl.store(last, _shared_number(kv_rows, row, first_row, end_row, EXPERTS, LOCAL))
+        share = _share_of(logits + row.to(tl.int64) * stride + EXPERTS, SHARE)
         taken_weights = tl.where(rank == PER_ROW, share, taken_weights)
     tl.store(weights + row * TAKEN + rank, taken_weights, mask=rank < TAKEN)
 
@@ -183,13 +202,36 @@ def _scored(logit, SIGMOID: tl.constexpr):
 
 
 @triton.jit
-def _number_of(expert, first, kv_rows, row, LOCAL: tl.constexpr):
-    """The number of an expert among those that are here; -1: it is not, or the row is padding."""
-    number = expert
-    if LOCAL > 0:
-        here = (expert >= first) & (expert < first + LOCAL) & (tl.load(kv_rows + row) >= 0)
-        number = tl.where(here, expert - first, -1)
-    return number
+def _numbers_here(
+    taken, chosen, row, kv_rows, first, first_row, end_row, table, loads, LOCAL: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The numbers of a row's experts among the LOCAL ones that are here; -1: it is not, or the row is
+    padding. Where some have replicas, choices of this rank's rows are counted."""
+    chosen &= tl.load(kv_rows + row) >= 0
+    slot = taken
+    if WIDTH > 0:
+        slot = _slot_of(taken, table, row, end_row - first_row, chosen, WIDTH)
+        own = chosen & (row >= first_row) & (row < end_row)
+        tl.atomic_add(loads + taken, tl.full(taken.shape, 1, tl.int32), mask=own, sem="relaxed")
+    return tl.where(chosen & (slot >= first) & (slot < first + LOCAL), slot - first, -1)
+
+
+@triton.jit
+def _share_of(logit, SHARE: tl.constexpr):
+    """The weight of the shared expert, by its logit if it has one."""
+    share = 1.0
+    if SHARE:
+        share = tl.div_rn(1.0, 1.0 + tl.exp(-tl.load(logit)))
+    return share
+
+
+@triton.jit
+def _slot_of(taken, table, row, rows, chosen, WIDTH: tl.constexpr):
+    """The slots of experts of which some have replicas, for a row; each rank has `rows` of them."""
+    copies = tl.load(table + taken * WIDTH, mask=chosen, other=1)
+    turn = row // rows + row % rows + taken
+    return tl.load(table + taken * WIDTH + 1 + turn % copies, mask=chosen, other=0)
 
 
 @triton.jit

@@ -61,6 +61,11 @@ class PackedWeight(ABC):
     def in_order(self, rows: torch.Tensor) -> Self:
         """Its rows, int64 [n], in this order."""
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All that it is made of."""
+        return [each for each in (self.words, self.scales, self.beside) if each is not None]
+
     @abstractmethod
     def room(self, count: int) -> Self:
         """Room for as many of these, experts."""

@@ -28,6 +28,7 @@ from eyas.engine.models.ops.few_rows import FewRows, most_rows
 from eyas.engine.models.ops.machine import Machine
 from eyas.engine.models.ops.many_rows import ManyRows
 from eyas.engine.models.ops.parts import JoinPart
+from eyas.engine.parallel.expert_places import SpreadExperts
 
 SIDE = 16
 """Rows of a router are filled up to a multiple of it, as products need."""
@@ -45,6 +46,7 @@ class DeviceMachine(Machine[Projection]):
     context: LayerContext
     copies: bool = False
     adapted: bool = False
+    spread: SpreadExperts | None = None
     groups_experts = True
 
     def loader(self, weights: WeightSource, names: list[str]) -> ProjectionLoader[Projection]:

@@ -14,7 +14,7 @@ import torch
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.experts import one_row, route, route_rows
 from eyas.engine.kernels.experts.one_row import JudgedRow
-from eyas.engine.kernels.experts.route import ChosenExperts, LocalExperts, Router
+from eyas.engine.kernels.experts.route import ChosenExperts, ExpertCopies, LocalExperts, Router
 from eyas.engine.kernels.experts.route_rows import RouterProduct
 from eyas.engine.kernels.experts.row_choice import RowChoice
 from eyas.engine.kernels.products import rows as row_kernels
@@ -44,7 +44,7 @@ def routed(
     if everyones is not None:
         sharers, m = step.context.sharers, rows.plain.shape[0]
         rows, judged = _gathered(rows, step), None if judged is None else _gathered(judged, step)
-        local = LocalExperts(part.own, range(m * sharers.rank, m * (sharers.rank + 1)), everyones)
+        local = _local(part, range(m * sharers.rank, m * (sharers.rank + 1)), everyones)
     scored = logits((judged or rows).plain, part.weight, part.tiles, step)
     if part.spec.scores not in KNOWN_SCORES:
         if part.bias is not None:
@@ -54,12 +54,28 @@ def routed(
         router = Router(part.spec, part.correction, part.shared, part.bias)
         chosen = route.choose_local(scored, router, local, uniform=uniform, pdl=pdl)
     if part.factors is not None:
-        each = part.factors[chosen.experts.clamp(0, part.spec.experts - 1)]
+        each = part.factors[_named(chosen.experts, part, local).clamp(0, part.spec.experts - 1)]
         chosen = ChosenExperts(chosen.experts, chosen.weights * each)
     if part.spec.weighs_input:
         rows = NormedRows(rows.plain * chosen.weights.to(rows.plain.dtype))
         chosen = ChosenExperts(chosen.experts, torch.ones_like(chosen.weights))
     return Routed(rows, chosen)
+
+
+def _local(part: RouterPart, rows: range, everyones: torch.Tensor) -> LocalExperts:
+    """The part's experts on this rank, whose own rows are `rows` of all ranks'."""
+    if part.places is None:
+        return LocalExperts(part.own, rows, everyones)
+    copies = ExpertCopies(part.places.table, part.places.loads)
+    return LocalExperts(part.places.own, rows, everyones, copies)
+
+
+def _named(numbers: torch.Tensor, part: RouterPart, local: LocalExperts | None) -> torch.Tensor:
+    """The experts, by the model's numbers, that choices [m, n] are of; anything where one is of none here."""
+    if local is None:
+        return numbers
+    slots = (numbers + local.experts.start).clamp(min=0)
+    return slots if part.places is None else part.places.owners[slots.clamp(max=local.experts.stop - 1)]
 
 
 def routed_at_once(
@@ -189,10 +205,25 @@ def _numbers_here(experts: torch.Tensor, shared: int, local: LocalExperts) -> to
     """The numbers of chosen experts [m, n] among those that are `local`; `shared`: the number of the shared
     one."""
     row = torch.arange(experts.shape[0], device=experts.device)[:, None]
-    here = (experts >= local.experts.start) & (experts < local.experts.stop)
-    own = (experts == shared) & (row >= local.rows.start) & (row < local.rows.stop)
-    number = (experts - local.experts.start).masked_fill(own, len(local.experts))
-    return number.masked_fill(~(here | own) | (local.kv_rows[:, None] < 0), -1)
+    there, whole = local.kv_rows[:, None] >= 0, experts == shared
+    mine = there & (row >= local.rows.start) & (row < local.rows.stop)
+    slots = experts if local.copies is None else _slots_of(experts, mine & ~whole, local.copies, local.rows)
+    here = ~whole & (slots >= local.experts.start) & (slots < local.experts.stop)
+    number = (slots - local.experts.start).masked_fill(whole & mine, len(local.experts))
+    return number.masked_fill(~(here | (whole & mine)) | ~there, -1)
+
+
+def _slots_of(
+    experts: torch.Tensor, counted: torch.Tensor, copies: ExpertCopies, rows: range
+) -> torch.Tensor:
+    """The slots of chosen experts [m, n], and anything of the shared one. `counted` [m, n]: the choices that
+    count as loads; `rows`: this rank's.
+    """
+    known = experts.clamp(max=copies.table.shape[0] - 1)
+    row = torch.arange(experts.shape[0], device=experts.device)[:, None]
+    turn = row // len(rows) + row % len(rows) + known
+    copies.loads.index_add_(0, known.flatten(), counted.flatten().to(copies.loads.dtype))
+    return copies.table[known, 1 + turn % copies.table[known, 0]].to(experts.dtype)
 
 
 def is_single(routed: Routed, part: ExpertsPart[Projection], step: Forward) -> bool:

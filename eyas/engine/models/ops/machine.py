@@ -21,6 +21,7 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.norm import Gain, LayerNorm
 from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.parts import JoinPart
+from eyas.engine.parallel.expert_places import SpreadExperts
 
 
 class NewestRows(Protocol):
@@ -42,10 +43,12 @@ class Machine(ABC, Generic[ProjectionT]):
     """Loads and computes a model with its layers, or a draft head.
 
     Matrices, as `product` and `logits` take them, are of the machine's own kind. `groups_experts`: whether a
-    shared expert as wide as the others is one more of them.
+    shared expert as wide as the others is one more of them. `spread`: the places of experts, if some may have
+    replicas on other ranks.
     """
 
     groups_experts: bool
+    spread: SpreadExperts | None = None
 
     @abstractmethod
     def loader(self, weights: WeightSource, names: list[str]) -> ProjectionLoader[ProjectionT]:

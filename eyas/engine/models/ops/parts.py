@@ -17,6 +17,7 @@ from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import NormedRows
 from eyas.engine.kernels.products.skinny_tiles import Table
 from eyas.engine.layers.activations import Inner
+from eyas.engine.parallel.expert_places import ExpertPlaces
 from eyas.engine.states.delta import DeltaRule
 
 
@@ -131,8 +132,9 @@ class RouterPart:
     `weight` [at least experts, hidden], as the machine has it: behind the experts stand a row for the shared
     expert's share, if it is `shared` and takes one, and zeros. `bias`, as wide, and `correction` [experts]:
     float32. `tiles`: of a kernel's product of few rows. `own`: of the experts, if ranks share them out, those
-    that are here. `shared`: each row also takes the expert behind the others, by its share, or with weight 1.
-    `factors` float32 [experts]: what the weights of each expert are multiplied by, if there is something.
+    that are at home here; `places`: where all are, if some may have replicas. `shared`: each row also takes
+    the expert behind the others, by its share, or with weight 1. `factors` float32 [experts]: what the
+    weights of each expert are multiplied by, if there is something.
     """
 
     spec: ExpertsSpec
@@ -143,6 +145,7 @@ class RouterPart:
     own: range
     shared: bool
     factors: torch.Tensor | None = None
+    places: ExpertPlaces | None = None
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,23 @@ class ExpertsPart(Generic[ProjectionT]):
     beside: BesidePart[ProjectionT] | None = None
     weighs_input: bool = False
     latent: tuple[ProjectionT, ProjectionT] | None = None
+
+    @property
+    def _biases(self) -> list[torch.Tensor]:
+        return [bias for bias in (self.gated.bias, self.out.bias) if bias is not None]
+
+    def expert(self, place: int) -> list[torch.Tensor]:
+        """The tensors of the expert in a place, in an order that is that of all places and ranks."""
+        products = (*self.gated.projection.numbers(place), *self.out.projection.numbers(place))
+        return [*products, *(bias[place : place + 1] for bias in self._biases)]
+
+    def put_expert(self, place: int, tensors: list[torch.Tensor]) -> None:
+        """Puts what `expert` gave, here or on another rank, into a place."""
+        numbers = iter(tensors)
+        for projection in (self.gated.projection, self.out.projection):
+            projection.put_numbers(place, [next(numbers) for _ in projection.numbers(place)])
+        for bias in self._biases:
+            bias[place : place + 1].copy_(next(numbers))
 
     @property
     def known(self) -> bool:

@@ -44,6 +44,7 @@ from eyas.engine.models.ops.parts import (
     QkvPart,
     RouterPart,
 )
+from eyas.engine.parallel.expert_places import SpreadExperts
 from eyas.engine.parallel.expert_ranks import ExpertRanks
 from eyas.engine.states.delta import DeltaRule
 from eyas.engine.states.plain import recur
@@ -214,7 +215,10 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
         return read
 
     def route(self, rows: torch.Tensor, part: RouterPart, judged: torch.Tensor | None = None) -> Routes:
-        return routed(rows if judged is None else judged, part)
+        routes = routed(rows if judged is None else judged, part)
+        if part.places is None or self._ranks is None:
+            return routes
+        return routes._replace(experts=self._ranks.placed(routes.experts, part.places))
 
     def mix(
         self, residual: torch.Tensor, rows: torch.Tensor, routed: Routes, part: ExpertsPart[Linear]
@@ -262,14 +266,16 @@ Biased = tuple[Linear, torch.Tensor | None]
 def made_by_experts(
     x: torch.Tensor, chosen: torch.Tensor, part: ExpertsPart[Linear], ranks: ExpertRanks | None
 ) -> torch.Tensor:
-    """The rows that the experts make of rows x [R, hidden]: chosen int64 [R, n] -> [R, n, hidden]."""
-    activation, first = part.gated.activation, 0 if ranks is None else ranks.own.start
+    """The rows that the experts make of rows x [R, hidden]: chosen int64 [R, n] -> [R, n, hidden]. `chosen`:
+    of experts of which some have replicas, their slots.
+    """
+    activation = part.gated.activation
 
     def made(x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         each = x.new_empty(*chosen.shape, x.shape[1])
         for expert in chosen.unique().tolist():
             rows, places = (chosen == expert).nonzero(as_tuple=True)
-            forth, back = (_of_expert(p, expert - first) for p in (part.gated, part.out))
+            forth, back = (_of_expert(p, expert) for p in (part.gated, part.out))
             each[rows, places] = _gated(x[rows], activation, forth, back)
         return each
 
@@ -296,7 +302,7 @@ class TorchMachine(Machine[Linear]):
     """Weights of all formats are widened as they are read; a router's are float32.
 
     `ranks`: over which experts are spread, whole; None: all are here. `adapted`: adapters may update the
-    weights.
+    weights. `spread`: as of `Machine`.
     """
 
     groups_experts = False
@@ -308,9 +314,11 @@ class TorchMachine(Machine[Linear]):
         ranks: ExpertRanks | None = None,
         *,
         adapted: bool = False,
+        spread: SpreadExperts | None = None,
     ) -> None:
         """`config`: of the decoder whose layers run here."""
         self.backend, self.ranks, self._adapted = backend, ranks, adapted
+        self.spread = spread
         length, each = (
             config.context_length,
             dict.fromkeys(layer.attention.rotation for layer in config.layers),

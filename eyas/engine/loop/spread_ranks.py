@@ -1,0 +1,123 @@
+"""Replicas of experts on all ranks: rank 0 says which, and every rank copies and goes by them from the same
+step on.
+
+Replicas come from their experts' homes, from rank to rank. On GPUs all of it is in the order of the steps, so
+nobody waits for a device: the steps that were launched before go by the old places, those after by the new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from eyas.engine.models.decoder import Decoder
+from eyas.engine.models.ops.parts import ExpertsPart
+from eyas.engine.parallel.expert_places import SpreadExperts
+from eyas.engine.parallel.expert_plan import ExpertSlots, Replicas
+from eyas.engine.parallel.group import ProcessGroup
+from eyas.engine.parallel.leader import RankLeader
+from eyas.engine.parallel.ranks import RankCall, RankCalls
+
+SUM_LOADS, REPLICATE = "sum loads of experts", "replicate experts"
+
+
+class RankSpread:
+    """The experts of one rank: their loads, and the replicas that it has. All ranks do the same together."""
+
+    def __init__(self, spread: SpreadExperts, parts: Sequence[ExpertsPart[Any]]) -> None:
+        """`parts`: of the layers of `spread`, in its order."""
+        self.spread, self._parts = spread, parts
+
+    @classmethod
+    def of(cls, model: Any) -> Self | None:
+        """Of a model, if its experts may have replicas."""
+        if not isinstance(model, Decoder) or model.machine.spread is None:
+            return None
+        parts = [layer.experts for layer in model.layers]
+        return cls(model.machine.spread, [part for part in parts if part is not None])
+
+    @torch.inference_mode()
+    def summed(self, group: ProcessGroup) -> torch.Tensor:
+        """How often rows of all ranks chose each expert, modulo 2^32: int32 [layers, experts]."""
+        loads = self.spread.loads.clone()
+        group.all_reduce(loads)
+        return loads
+
+    @torch.inference_mode()
+    def replicate(self, group: ProcessGroup, layer: int, replicas: Replicas) -> None:
+        """Fills this rank's spare slots of a layer, and goes by them from the next forward on."""
+        slots, part = self.spread.slots, self._parts[layer]
+        for home, spare in self.spread.moves(layer, replicas):
+            source, target, place = home // slots.each, spare // slots.each, spare % slots.each
+            if group.rank == source:
+                group.send(part.expert(home % slots.each), target)
+            elif group.rank == target:
+                numbers = [torch.empty_like(each) for each in part.expert(place)]
+                group.receive(numbers, source)
+                part.put_expert(place, numbers)
+        self.spread.layers[layer].set(replicas)
+
+
+class LeaderSpread:
+    """The same of all ranks, as rank 0 has it done between two steps. None of it waits for a GPU."""
+
+    def __init__(self, own: RankSpread, leader: RankLeader) -> None:
+        self._own, self._leader = own, leader
+        self._loads: torch.Tensor | None = None  # on the host, once ..
+        self._summed: torch.cuda.Event | None = None  # .. this has passed, if there is one
+
+    @property
+    def slots(self) -> ExpertSlots:
+        """Of a layer's experts."""
+        return self._own.spread.slots
+
+    @property
+    def replicas(self) -> list[Replicas]:
+        """Of each layer, as they are now."""
+        return [places.replicas for places in self._own.spread.layers]
+
+    def begin_loads(self) -> None:
+        """Has the ranks' loads added up."""
+        with self._leader.together():
+            self._leader.tell(RankCall(SUM_LOADS))
+            loads = self._own.summed(self._leader.group)
+        if loads.is_cuda:
+            self._loads = torch.empty(loads.shape, dtype=loads.dtype, pin_memory=True)
+            self._loads.copy_(loads, non_blocking=True)
+            self._summed = torch.cuda.Event()
+            self._summed.record()
+        else:
+            self._loads = loads
+
+    def loads(self) -> npt.NDArray[np.uint32] | None:
+        """How often each layer's experts were chosen, modulo 2^32, [layers, experts]; None: it is not known
+        yet.
+        """
+        if self._loads is None or (self._summed is not None and not self._summed.query()):
+            return None
+        return self._loads.numpy().view(np.uint32)
+
+    def replicate(self, layer: int, replicas: Replicas) -> None:
+        """Has all ranks go by these replicas of a layer. Raises EngineError if one is gone."""
+        with self._leader.together():
+            self._leader.tell(RankCall(REPLICATE, (layer, *replicas)))
+            self._own.replicate(self._leader.group, layer, replicas)
+
+
+def spread_calls(own: RankSpread | None, group: ProcessGroup) -> RankCalls:
+    """What a rank above 0 does with its experts, by the kinds of calls."""
+    if own is None:
+        return {}
+
+    def sum_loads(_: RankCall) -> None:
+        own.summed(group)
+
+    def replicate(call: RankCall) -> None:
+        layer, *replicas = call.numbers
+        own.replicate(group, layer, tuple(replicas))
+
+    return {SUM_LOADS: sum_loads, REPLICATE: replicate}
