@@ -223,8 +223,8 @@ def _add_step_tokens(add: Callable[..., argparse.Action]) -> None:
         dest="mixed_tokens",
         type=whole,
         metavar="N",
-        help="tokens per step that computes prompts and also decodes; "
-        f"0: the chunked prefill size ({_either('mixed_tokens')})",
+        help="the most tokens per step that computes prompts and also decodes; a GPU takes fewer where the "
+        f"step would take half as long again; 0: the chunked prefill size ({_either('mixed_tokens')})",
     )
 
 

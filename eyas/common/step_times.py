@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 MANY_STEPS = 4
 """When more prompt tokens wait than so many of the largest steps that also decode compute, prompts take
@@ -111,6 +112,13 @@ class StepTimes:
 def beside(chunk_tokens: int) -> int:
     """The most rows of a step that also decodes, where steps of prompts have up to `chunk_tokens`."""
     return min(chunk_tokens, MOST_BESIDE)
+
+
+class ChunkSize(NamedTuple):
+    """A step with both: `rows` of prompts among `total` rows."""
+
+    rows: int
+    total: int
 
 
 @dataclass(frozen=True)

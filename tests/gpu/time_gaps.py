@@ -1,11 +1,12 @@
 """Gaps between the tokens of running streams while long prompts arrive at one engine, on one GPU.
 
-    python -m tests.gpu.time_gaps --out FILE [--streams 48] [--gap-s 0.6] [--seconds 5] [--totals 512 320 192]
+    python -m tests.gpu.time_gaps --out FILE [--streams 48] [--gap-s 0.6] [--seconds 5] [--ways usual 512]
 
 An 8B's shape without weights. Streams decode alone for a while, then prompts of 8,192 tokens come at even
-intervals. One engine plays every way in turn, and the first one again at the end: `large` computes prompts by
-its largest steps as soon as more than one of these waits, the others have so many rows in a step with both
-until four of them wait. FILE gets a line of JSON for each. `--device cpu` tries the script out.
+intervals, and then they decode alone again: a plain step is the mean of before and after, since contexts
+grow. One engine plays every way in turn: `large` computes prompts by its largest steps as soon as more than
+one of these waits, numbers have so many rows in a step with both until four of them wait, and `usual` is what
+the engine does by itself. FILE gets a line of JSON for each. `--device cpu` tries the script out.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from eyas.simulator.goodput import quantile
 from tests.gpu.lines import say
 from tests.gpu.steady import TINY, Clocked, clocked, engine_config, shape_folders, wait, warm
 
-LARGE = "large"
+LARGE, USUAL = "large", "usual"
 STEPS = scheduler.MANY_STEPS
 DRAIN_S = 20.0
 
@@ -70,17 +71,22 @@ def played(cluster: Clocked, load: Load, turn: int, answer: int) -> dict[str, An
         time.sleep(max(began + load.gap_s * len(asked) - time.perf_counter(), 0.0))
     wait(lambda: cluster.begun == load.streams + len(asked), DRAIN_S)
     ended = time.perf_counter()
+    time.sleep(load.seconds / 5)
     cluster.cancel([request.id for request in steady])
     came: dict[str, list[float]] = defaultdict(list)
     for one in cluster.came:
         came[one.entry.id].append(one.seconds)
     streams = [came[request.id] for request in steady]
     firsts = sorted(came[name][0] - at for name, at in asked.items() if came[name])
-    quiet, beside = gaps(streams, began - load.seconds / 5, began), gaps(streams, began, ended)
+    beside, alone_s = gaps(streams, began, ended), load.seconds / 5
+    plain = [gaps(streams, began - alone_s, began), gaps(streams, ended, ended + alone_s)]
     tokens = sum(began < at <= ended for times in streams for at in times)
-    step = quantile(quiet, 0.5)
+    before, after = (quantile(each, 0.5) for each in plain)
+    step = (before + after) / 2
     return {
         "step_ms": ms(step),
+        "before_ms": ms(before),
+        "after_ms": ms(after),
         "gap_p50_ms": ms(quantile(beside, 0.5)),
         "gap_p99_ms": ms(quantile(beside, 0.99)),
         "gap_p99_steps": round(quantile(beside, 0.99) / max(step, 1e-9), 2),
@@ -104,25 +110,25 @@ def ms(seconds: float) -> float:
     return round(1e3 * seconds, 2)
 
 
-def ways(cluster: Clocked, totals: Sequence[int], largest: int) -> Iterator[str]:
+def ways(cluster: Clocked, chosen: Sequence[str], largest: int) -> Iterator[str]:
     """Sets the engine to each way in turn, and says which. `largest`: rows of a step, before."""
     engine = cluster.workers["unified"].engine
     tables, runner = engine._scheduler.tables, engine._loop.runner
     usual: BatchLimits = tables.limits
-    before = replace(usual, chunk_tokens=largest, mixed_prefill_budget=runner.prompt_rows)
-    for way in (LARGE, *map(str, totals), LARGE):
+    before = replace(usual, chunk_tokens=largest, mixed_prefill_budget=runner.prompt_rows, beside=None)
+    for way in chosen:
         scheduler.MANY_STEPS = 1 if way == LARGE else STEPS
         if way == LARGE:
             tables.limits = before
-        elif int(way) >= totals[0]:
+        elif way == USUAL:
             tables.limits = usual
         else:
-            tables.limits = replace(usual, mixed_prefill_budget=capped(usual, int(way)))
+            tables.limits = replace(usual, mixed_prefill_budget=capped(usual, int(way)), beside=None)
         yield way
 
 
 def capped(usual: BatchLimits, total: int) -> Any:
-    """As usual, but at most so many rows in a step with both."""
+    """As usual where many wait, but else at most so many rows in a step with both."""
     rows = usual.mixed_prefill_budget
     assert rows is not None
     return lambda rounds, many: (
@@ -139,13 +145,13 @@ def main() -> int:
     parser.add_argument("--short", type=int, default=256, help="tokens of a stream's prompt (%(default)d)")
     parser.add_argument("--gap-s", type=float, default=0.6, help="between two prompts (%(default)g)")
     parser.add_argument("--seconds", type=float, default=5.0, help="of prompts, for each way (%(default)g)")
-    parser.add_argument("--totals", type=int, nargs="+", default=[512, 320, 192])
+    parser.add_argument("--ways", nargs="+", default=[USUAL, "512", LARGE, USUAL], metavar="WAY")
     given = parser.parse_args()
     small = given.device == "cpu"
     sizes: dict[str, Any] = {"context_length": 16384, "max_running": 256, "num_pages": 50_000}
     if small:
         sizes = {"context_length": 1024, "max_running": 8, "num_pages": 512}
-        sizes |= {"chunk_tokens": 64, "mixed_tokens": given.totals[0]}
+        sizes |= {"chunk_tokens": 64, "mixed_tokens": 48}
     with tempfile.TemporaryDirectory() as folder:
         model, _ = shape_folders(TINY if small else "llama-3.1-8b", Path(folder))
         config = engine_config(given.device, model=str(model), draft=None, **sizes)
@@ -157,7 +163,7 @@ def main() -> int:
                     streams, 20 if small else given.short, 300 if small else 8192, given.gap_s, given.seconds
                 )
                 played(cluster, load, -streams, 800 if small else 8000)  # not counted
-                for turn, way in enumerate(ways(cluster, given.totals, config.chunk_tokens)):
+                for turn, way in enumerate(ways(cluster, given.ways, config.chunk_tokens)):
                     line = played(cluster, load, 1000 * streams + turn, 800 if small else 8000)
                     say(given.out, {"streams": streams, "way": way} | line)
     return 0

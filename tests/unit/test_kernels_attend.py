@@ -361,7 +361,6 @@ def test_chunks_whose_keys_are_cut_into_parts(
     heads: int, kv_heads: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long and short ones, of which the shortest are not cut; several programs share a tile's queries."""
-    monkeypatch.setattr(prefill, "_PARTED", 1)
     monkeypatch.setattr(prefill, "_PROGRAMS", 10**6)
     monkeypatch.setattr(prefill, "_LEAST", 2)
     chunks = [(1, 0, 40), (0, 170, 33), (3, 0, 1), (2, 331, 17)]
@@ -388,6 +387,21 @@ def test_parts_of_keys_fill_the_last_wave_of_programs() -> None:
         assert cut <= whole
         assert cut < 1.5 * max(work / 132, 1)
     assert prefill.most_parts(264) == 1
+
+
+def test_few_rows_have_small_programs_and_as_many_parts_as_run_at_once() -> None:
+    """An 8B's heads: 132 programs of 128 rows, or twice as many of 64. The power check is what was before."""
+    pool = torch.empty(4, 2, 16, 8, 128, dtype=torch.bfloat16, device="meta")
+    kv = PagedKv(pool, torch.empty(1, 1024, dtype=torch.int32, device="meta"))
+    parts = {}
+    for count in (16, 80, 144, 208, 464, 600, 3072):
+        tiling = tiling_for(kv, 4, 32, count)
+        programs = -(-count // (tiling.rows // 4))
+        parts[count] = prefill._parts(kv, tiling, 0, 4 * count)
+        assert (tiling.rows, tiling.programs) == ((64, 2) if count < 544 else (128, 1))
+        assert 8 * programs * parts[count] <= 264 or parts[count] == 1
+    assert parts == {16: 8, 80: 6, 144: 3, 208: 2, 464: 1, 600: 1, 3072: 1}
+    assert tiling_for(kv, 4, 32).rows == 128, "of how many rows nobody says"
 
 
 @pytest.mark.parametrize(

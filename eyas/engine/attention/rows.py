@@ -101,4 +101,5 @@ class PagedAttention:
         if prompts is not None and prompts.scores == kv.scores:
             prompts.run(q, kv.pool, out)
         elif rows.tiles is not None:
-            attend_chunks(q, kv, rows.tiles, tiling_for(kv, q.shape[1] // kv.kv_heads, self._tile), out=out)
+            tiling = tiling_for(kv, q.shape[1] // kv.kv_heads, self._tile, len(q))
+            attend_chunks(q, kv, rows.tiles, tiling, out=out)

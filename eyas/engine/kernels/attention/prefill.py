@@ -2,8 +2,8 @@
 
 The query heads that share a key head are rows of one matrix product (FlashAttention, Dao et al. 2022, with
 grouped queries packed), so that a block of keys is read once for all of them. Where the tiles are is read on
-the device; the grid follows from the number of tiles alone. Where they are few for a GPU, and heads are long,
-the keys of long sequences are cut into parts, which a launch behind adds up in their order.
+the device; the grid follows from the number of tiles and rows alone. Where these are too few for a GPU, the
+keys of long sequences are cut into parts, which a launch behind adds up in their order.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ TILE = 128
 """Rows of a tile's queries, whatever the heads."""
 
 _LONG = 512  # bytes of a key in float32
-_PARTED, _PROGRAMS, _MOST_PARTS = 256, 132, 8  # values of a head; about as many as a Hopper GPU has SMs
-_WAVES = 6  # of programs, so that a last one with few of them takes little time
-_LEAST = 16  # blocks of a part
+_LONG = 512  # bytes of a key in float32
+_PROGRAMS, _MOST_PARTS = 132, 8  # about as many as a Hopper GPU has SMs
+_FEW_WARPS = 4  # of programs two of which an SM has at a time
+_WAVES = 6  # of programs with wide heads, so that a last one with few of them takes little time
+_LEAST, _LEAST_WIDE = 8, 16  # blocks of a part
 _MANY_KEYS = 64
 
 
@@ -57,13 +59,20 @@ def chunk_tiling(key_bytes: int = 256, dim: int = NARROW) -> ChunkTiling:
     return ChunkTiling(32, keys, warps=8, stages=2)
 
 
-def tiling_for(kv: PagedKv, group: int, queries: int = 0) -> ChunkTiling:
+def tiling_for(kv: PagedKv, group: int, queries: int = 0, count: int = 0) -> ChunkTiling:
     """The tiling for keys of `kv`, each of which has `group` heads, and tiles of up to `queries` queries (0:
-    as many as `tile_rows` says).
+    as many as `tile_rows` says). `count`: of all rows, if known; few are given to more and smaller programs.
     """
-    tiling = chunk_tiling(kv.dim * kv.pool.element_size(), kv.dim)
+    key_bytes = kv.dim * kv.pool.element_size()
+    tiling = chunk_tiling(key_bytes, kv.dim)
+    if count and key_bytes == 2 * kv.dim == 256 and kv.kv_heads * cdiv(count * group, TILE) < _PROGRAMS:
+        tiling = replace(tiling, rows=TILE // 2, warps=_FEW_WARPS)
     rows = max(tiling.rows, power_of_2(group))
     return replace(tiling, rows=rows, programs=cdiv(queries or TILE // group, rows // group))
+
+
+def _least(dim: int) -> int:
+    return _LEAST if dim <= NARROW else _LEAST_WIDE
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,7 @@ class _PrefillLayout:
     ceiling: float
     chunk: int
     programs: int
-    parts: int
+    split: bool
 
     @property
     def cache_key(self) -> str:
@@ -92,8 +101,8 @@ class _PrefillLayout:
 
     @property
     def least(self) -> int:
-        """Blocks of a part, of `parts` at most."""
-        return _LEAST
+        """Blocks of a part, of which there may be fewer than programs."""
+        return _least(self.dim)
 
     @property
     def slice(self) -> int:
@@ -134,8 +143,9 @@ def attend_chunks(
     0 does nothing; rows that no tile names hold anything. Programs start in the order of the tiles.
     compile_only: the kernel is compiled and not run.
     """
-    rule = kv.rule
-    tiling = tiling or tiling_for(kv, q.shape[1] // kv.kv_heads)
+    rule, group = kv.rule, q.shape[1] // kv.kv_heads
+    tiling = tiling or tiling_for(kv, group)
+    parts = _parts(kv, tiling, tiles.shape[0], q.shape[0] * group)
     layout = _PrefillLayout(
         heads=q.shape[1],
         kv_heads=kv.kv_heads,
@@ -150,35 +160,47 @@ def attend_chunks(
         ceiling=rule.ceiling,
         chunk=rule.chunk,
         programs=tiling.programs,
-        parts=_parts(kv, tiles.shape[0] * tiling.programs),
+        split=parts > 1 or (tiling.warps == _FEW_WARPS and _sees_all(kv)),
     )
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     made, sums = out, out
-    if layout.parts > 1:
-        made = torch.empty(layout.parts, *q.shape, dtype=torch.float32, device=q.device)
-        sums = torch.empty(layout.parts, *q.shape[:2], dtype=torch.float32, device=q.device)
+    if layout.split:
+        made = torch.empty(parts, *q.shape, dtype=torch.float32, device=q.device)
+        sums = torch.empty(parts, *q.shape[:2], dtype=torch.float32, device=q.device)
     where = (kv.pool, kv.values, kv.tables, kv.tables.stride(0), kv.firsts, rule.sinks, tiles)
     args = (q, q.stride(0), *where, out, made, sums, q.shape[0], rule.factor, layout)
-    grid = (kv.kv_heads, tiles.shape[0], tiling.programs * layout.parts)
+    grid = (kv.kv_heads, tiles.shape[0], tiling.programs * parts)
     options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
     if compile_only:
         _attend_chunks.warmup(*args, grid=grid, **options)
     else:
         _attend_chunks[grid](*args, **options)
-        if layout.parts > 1:
+        if parts > 1:
             slices = tiling.programs * cdiv(layout.tile, layout.slice)
-            _add_parts[(kv.kv_heads, tiles.shape[0], slices)](tiles, out, made, sums, q.shape[0], layout)
+            _add_parts[(kv.kv_heads, tiles.shape[0], slices)](
+                tiles, out, made, sums, q.shape[0], parts, layout
+            )
     return out
 
 
-def _parts(kv: PagedKv, programs: int) -> int:
-    """The parts that a tile's keys are cut into, at most, where a key head has so many programs."""
-    rule, all_programs = kv.rule, max(kv.kv_heads * programs, 1)
-    seen = not (rule.window or rule.chunk) and rule.sinks is None and kv.firsts is None
-    if not seen or kv.dim < _PARTED:
+def _parts(kv: PagedKv, tiling: ChunkTiling, tiles: int, rows: int) -> int:
+    """The parts that a tile's keys are cut into, at most, of `rows` rows in so many tiles. Tables of short
+    sequences alone have few.
+    """
+    if not _sees_all(kv):
         return 1
-    return most_parts(all_programs)
+    if kv.dim > NARROW:
+        return most_parts(max(kv.kv_heads * tiles * tiling.programs, 1))
+    at_once = 2 * _PROGRAMS if tiling.warps == _FEW_WARPS else _PROGRAMS
+    longest = kv.tables.shape[1] * kv.pool.shape[2] // (tiling.keys * _LEAST)
+    return max(min(at_once // max(kv.kv_heads * cdiv(rows, tiling.rows), 1), _MOST_PARTS, longest), 1)
+
+
+def _sees_all(kv: PagedKv) -> bool:
+    """True if a query sees all rows up to its own, else the parts of most have little to do."""
+    rule = kv.rule
+    return not (rule.window or rule.chunk) and rule.sinks is None and kv.firsts is None
 
 
 def most_parts(programs: int) -> int:
@@ -201,10 +223,10 @@ def _own_tile(tiles, program, layout: tl.constexpr):
 
 
 @triton.jit
-def _parts_of(end, layout: tl.constexpr):
-    """The blocks of keys below `end`, and the parts that they are cut into."""
+def _parts_of(end, most, layout: tl.constexpr):
+    """The blocks of keys below `end`, and the parts that they are cut into, `most` at most."""
     blocks = tl.cdiv(end, layout.keys)
-    return blocks, tl.minimum(tl.maximum(blocks // layout.least, 1), layout.parts)
+    return blocks, tl.minimum(tl.maximum(blocks // layout.least, 1), most)
 
 
 @kernel(do_not_specialize=["tables", "table_stride", "firsts", "sinks", "tiles", "rows"])
@@ -219,8 +241,8 @@ def _attend_chunks(
     if count <= 0:
         return
     part, parts, begin, stop = 0, 1, 0, start + count
-    if layout.parts > 1:
-        blocks, parts = _parts_of(start + count, layout)
+    if layout.split:
+        blocks, parts = _parts_of(start + count, tl.num_programs(2) // layout.programs, layout)
         part = tl.program_id(2) // layout.programs
         if part >= parts:
             return
@@ -243,7 +265,7 @@ def _attend_chunks(
     )  # fmt: skip
     acc /= with_sink(total, peak, sinks, column)[:, None]
     out_at = place * layout.heads + column
-    if layout.parts == 1 or parts == 1:
+    if not layout.split or parts == 1:
         tl.store(out + out_at[:, None] * layout.dim + dim, acc.to(out.dtype.element_ty), mask=real)
     else:
         out_at += part * rows * layout.heads
@@ -251,12 +273,12 @@ def _attend_chunks(
         tl.store(sums + out_at, peak + tl.log2(total), mask=query < count)
 
 
-@kernel(do_not_specialize=["tiles", "rows"])
-def _add_parts(tiles, out, made, sums, rows, layout: tl.constexpr):
+@kernel(do_not_specialize=["tiles", "rows", "most"])
+def _add_parts(tiles, out, made, sums, rows, most, layout: tl.constexpr):
     """Grid (kv_heads, T, slices of a tile)."""
     SLICES: tl.constexpr = (layout.tile + layout.slice - 1) // layout.slice
     first, start, count = _own_tile(tiles, tl.program_id(2) // SLICES, layout)
-    _, parts = _parts_of(start + count, layout)
+    _, parts = _parts_of(start + count, most, layout)
     if count <= 0 or parts == 1:
         return
     row = tl.program_id(2) % SLICES * layout.slice + tl.arange(0, layout.slice)
@@ -292,7 +314,7 @@ def _over_rows(
     values point at [1, dim] of the pool's first row, scales at the head's first.
     """
     whole = start // layout.keys * layout.keys
-    if layout.parts > 1:
+    if layout.split:
         whole = tl.minimum(tl.maximum(whole, begin), stop)
     peak = tl.full([layout.tile], UNSEEN, tl.float32)
     total = tl.full([layout.tile], 0.0, tl.float32)

@@ -1,0 +1,69 @@
+"""Measures at an engine's start what prompt rows cost the streams beside them, for its own scheduler."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+
+from eyas.common.config import EngineConfig
+from eyas.common.step_times import ChunkSize, PiecewiseCurve
+from eyas.engine.loading.step_rates import (
+    DEEP_BATCH,
+    StepLimits,
+    StepSample,
+    StepTimer,
+)
+from eyas.engine.loop.runner import StepRunner
+from eyas.engine.scheduling.beside_streams import BesideStreams, MixedTimes
+
+DEEP, LEAST_DEEP = 4096, 512
+"""Tokens after which a chunk shows what it takes to attend to them: so many, or as many as there may be."""
+_BATCHES = (1, 8, 32, 128)
+_log = logging.getLogger("eyas.engine")
+
+
+def beside_streams(
+    runner: StepRunner,
+    config: EngineConfig,
+    most: StepLimits,
+    sizes: Callable[[int], SequenceOf[ChunkSize]],
+) -> BesideStreams | None:
+    """The choice among `sizes`, by steps of up to `most`. None: nothing is to be chosen, or the pool is too
+    small to measure it.
+    """
+    decoding = min(DEEP_BATCH, config.max_running - 1)  # the last slot is for the prompt beside them
+    deep = min(DEEP, most.length // 2, (config.num_pages or 0) * config.page_size // 2)
+    known = sizes(max(decoding, 1))
+    if decoding < 1 or len(known) < 2 or deep < LEAST_DEEP or not config.mixed_tokens:
+        return None
+    timer = StepTimer(runner, config, most.slots)
+
+    def ms(sample: StepSample) -> float:
+        return 1e3 * timer.once(sample)
+
+    batches = sorted({decoding, *(batch for batch in _BATCHES if batch < config.max_running)})
+    plain = {batch: ms(StepSample(batch)) for batch in batches}
+    attending = ms(StepSample(decoding, deep)) - plain[decoding]
+    rows = {size.total: ms(StepSample(decoding, rows=size.rows)) for size in known}
+    behind = {size.total: ms(StepSample(decoding, rows=size.rows, start=deep)) for size in known}
+    times = MixedTimes(
+        plain_ms=_curve(plain),
+        rows_ms=_curve({known[0].total - known[0].rows: plain[decoding]} | rows),
+        context_ms=max(attending, 0.0) / (decoding * deep),
+        behind_ms=_curve({total: max(behind[total] - rows[total], 0.0) / deep for total in rows}),
+    )
+    most_rows = known[-1]
+    _log.info(
+        "%d prompt rows beside %d sequences: %.2f ms, %.2f after %d others; without %.2f",
+        *(most_rows.rows, decoding, rows[most_rows.total], behind[most_rows.total], deep, plain[decoding]),
+    )
+    return BesideStreams(times, sizes)
+
+
+def _curve(points: dict[int, float]) -> PiecewiseCurve:
+    """A curve that never falls: what was measured longer than a larger step was disturbed."""
+    ends = sorted(points.items(), reverse=True)
+    least = itertools.accumulate((ms for _, ms in ends), min)
+    return PiecewiseCurve(tuple((float(x), ms) for (x, _), ms in zip(ends, least, strict=True))[::-1])
