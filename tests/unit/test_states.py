@@ -7,6 +7,7 @@ import random
 import pytest
 from state_world import StateWorld, token_after
 
+from eyas.engine.batch.sequence import Sequence
 from eyas.engine.states.shape import SPAN
 
 
@@ -33,6 +34,27 @@ def test_a_longer_answer_passes_positions_and_leaves_its_last_state() -> None:
     resumed = (150 + 200 - 1) // SPAN * SPAN
     assert world.slots.hits == 1 and world.slots.resumed_tokens == resumed
     assert world.runner.computed - before < 380 - resumed + 30
+    world.check_idle()
+
+
+def test_a_state_that_an_answer_leaves_finds_its_place_by_the_answers_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And looks at no token before them: of 17,000 that took 1.3 ms."""
+    world, looks = StateWorld(6), list[int]()
+    world.submit(_text(1, 150), max_tokens=2)
+    states, cache = world.rig.scheduler.tables.states, world.rig.cache
+    give_back, keys = states.give_back, cache._keys
+
+    def watched(seq: Sequence) -> None:
+        look = lambda tokens, rows, first=0: looks.append(first) or keys(tokens, rows, first)  # noqa: E731
+        with monkeypatch.context() as patch:
+            patch.setattr(cache, "_keys", look)
+            give_back(seq)
+
+    monkeypatch.setattr(states, "give_back", watched)
+    world.run()
+    assert looks and min(looks) >= 150 // SPAN * SPAN // cache.shape.size
     world.check_idle()
 
 

@@ -175,12 +175,12 @@ class PageTables:
         return copies
 
     def give_back(self, seq: Sequence) -> None:
-        """Drops all that the sequence has."""
+        """Drops all that the sequence has: its state first, whose place in the cache its pages tell."""
+        if self.states is not None:
+            self.states.give_back(seq)
         for table in seq.tables:
             self._pool.drop(table.owned)
         seq.tables = []
-        if self.states is not None:
-            self.states.give_back(seq)
 
     def complete_rows(self, seq: Sequence) -> int:
         """The number of its rows that may be cached: where pages also hold draft KV, that is complete too."""
