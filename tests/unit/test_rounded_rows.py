@@ -50,6 +50,19 @@ def test_norms_round_what_they_give(width: int, rounding: RowRounding) -> None:
         assert not same(made.rounded, quantise(made.plain * 2, rounding))
 
 
+def test_a_norm_leaves_out_what_nobody_reads() -> None:
+    """Rows that are read rounded alone are the same, and none are there as they are."""
+    x, residual = random(3, 256), random(3, 256, seed=1)
+    whole, alone = (
+        row_kernels.add_norm(x, residual.clone(), row_kernels.NormInput(EPS, None, BLOCK, plain))
+        for plain in (True, False)
+    )
+    assert whole.rounded is not None and alone.rounded is not None and same(alone.rounded, whole.rounded)
+    assert alone.read_by(BLOCK) is alone.rounded
+    with pytest.raises(AssertionError, match="only read rounded"):
+        alone.read_by(POWERS)
+
+
 def test_numbers_are_divided_by_their_scale_to_the_bit() -> None:
     """Every mantissa of a number in bfloat16 over every mantissa of the largest one, which the scale is of; a
     product by the scale's reciprocal alone is now and then another number.

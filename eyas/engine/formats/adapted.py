@@ -85,6 +85,11 @@ class AdaptedProjection(Projection):
         return self.base.rounding
 
     @property
+    def reads_plain(self) -> bool:
+        """True: what adapters add is of the rows as they are."""
+        return True
+
+    @property
     def matrix(self) -> SkinnyWeight | None:
         """The base's."""
         return self.base.matrix

@@ -38,6 +38,11 @@ class AnyProjection(ABC):
     def matrix(self) -> SkinnyWeight | None:
         """What products of few rows read, into which other work is fused; None: there are no such."""
 
+    @property
+    def reads_plain(self) -> bool:
+        """True if anything reads rows as they are, for the product or beside it."""
+        return self.rounding is None
+
     def folded(self, gain: torch.Tensor) -> torch.Tensor | None:
         """Multiplies the columns by a norm's gain [k] if the format can (here it cannot); returns what of it
         is left to the norm.

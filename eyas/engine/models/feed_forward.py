@@ -85,7 +85,7 @@ class GatedFeedForward(Generic[ProjectionT]):
         self.norm: Norm = gain if isinstance(gain, LayerNorm) else None
         if isinstance(gain, torch.Tensor):
             left = gate_up.folded(gain) if fused else gain
-            self.norm = row_kernels.NormInput(config.norm_eps, left, gate_up.rounding)
+            self.norm = row_kernels.NormInput(config.norm_eps, left, gate_up.rounding, gate_up.reads_plain)
         bias, down_bias = (each if each is None else each[0] for each in _biases(blocks, spec, [prefix]))
         activation = activation_of(blocks, spec, prefix)
         self._gated = GatedPart(gate_up, activation, gate_of(spec, down), fused, bias)

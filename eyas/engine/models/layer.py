@@ -140,8 +140,13 @@ class DecoderLayer(Generic[ProjectionT]):
 
     @property
     def norm(self) -> row_kernels.NormInput | LayerNorm | None:
-        """The norm of what attention reads; None: there is none."""
-        return self._mixers[0][0].norm
+        """The norm of what attention reads; None: there is none. What several mixers read they may round in
+        several ways.
+        """
+        (first, _), *others = self._mixers
+        if others and isinstance(first.norm, row_kernels.NormInput):
+            return replace(first.norm, plain=True)
+        return first.norm
 
     def __call__(
         self,

@@ -72,11 +72,19 @@ class Fp8Rows:
 
 @dataclass(frozen=True)
 class NormedRows:
-    """Rows that have passed a norm [m, k]; and `rounded`, by `rounding`, where weights in FP8 read them."""
+    """Rows that have passed a norm [m, k], if they are read so; and `rounded`, by `rounding`, where weights
+    in FP8 read them.
+    """
 
-    plain: torch.Tensor
+    rows: torch.Tensor | None
     rounded: Fp8Rows | None = None
     rounding: RowRounding | None = None
+
+    @property
+    def plain(self) -> torch.Tensor:
+        """The rows as they are."""
+        assert self.rows is not None, "the norm was given as one whose rows are only read rounded"
+        return self.rows
 
     def read_by(self, rounding: RowRounding | None) -> Rows:
         """The rows for products that round so: plain ones, if that is another way."""

@@ -54,12 +54,13 @@ _HEADS = 8  # heads of a row that a program of `rope_write` rotates, at most
 @dataclass(frozen=True)
 class NormInput:
     """The parameters of a norm: gain [hidden], if there is one, and how products in FP8 round what
-    they read.
+    they read. `plain`: whether something reads the rows as they are.
     """
 
     eps: float
     gain: torch.Tensor | None = None
     rounding: RowRounding | None = None
+    plain: bool = True
 
 
 def norm(
@@ -95,7 +96,7 @@ def _normed(
 ) -> NormedRows:
     """The norm of x, added to the residual if there is one, with a gain if there is one."""
     x, rounding = rows[0], how.rounding
-    out = empty_padded(*x.shape, like=x)
+    out = empty_padded(*x.shape, like=x) if how.plain or rounding is None else None
     if rounding is None:
         _norm[(x.shape[0],)](*rows, how.gain, out, None, *_NONE, how.eps, **row)
         return NormedRows(out)
@@ -303,12 +304,13 @@ def _norm(
         row = rounded.to(tl.float32)
     if sums is not None:
         _leave_sums(sums, row * row, WIDTH, GROUP)
-    if out is not None:
+    if out is not None or MODE != "":
         row *= tl.rsqrt(_sum(row * row, GROUP) / WIDTH + eps)
         if gain is not None:
             row *= scale
-        made = row.to(out.dtype.element_ty)
-        tl.store(out + start + column, made, mask=inside)
+        made = row.to(x.dtype.element_ty)
+        if out is not None:
+            tl.store(out + start + column, made, mask=inside)
         if MODE != "":
             rounded_row(made, tl.program_id(0).to(tl.int64), stored, scales, given, WIDTH, MODE)
 

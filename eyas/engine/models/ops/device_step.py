@@ -116,7 +116,7 @@ class Forward:
     ) -> torch.Tensor:
         """x [m, k] . weight [n, k]^T + bias -> [m, n], for any number of rows."""
         read = x.read_by(weight.rounding) if isinstance(x, NormedRows) else x
-        updates = self.updates(x.plain if isinstance(x, NormedRows) else x, weight)
+        updates = self.updates(x, weight)
         if updates is None:
             return weight.apply(read, self.context.products, bias)
         made = self._updated(weight.apply(read, self.context.products), weight, updates)
@@ -126,12 +126,12 @@ class Forward:
         """True if rows of the step may have adapters that update a weight."""
         return self.rows.adapters is not None and isinstance(weight, AdaptedProjection)
 
-    def updates(self, x: ProductRows, weight: Projection) -> RowUpdates | None:
+    def updates(self, x: ProductRows | NormedRows, weight: Projection) -> RowUpdates | None:
         """What adapters add to the product of rows x [m, k]; None: no row of the step has one."""
         if self.rows.adapters is None or not isinstance(weight, AdaptedProjection):
             return None
         assert weight.numbers is not None
-        launch, read = self.context.launch, widened(x)
+        launch, read = self.context.launch, x.plain if isinstance(x, NormedRows) else widened(x)
         return shrunk(read, self.rows.adapters, weight.numbers, launch.pdl, launch.exact)
 
     def _updated(self, made: torch.Tensor, weight: Projection, updates: RowUpdates) -> torch.Tensor:

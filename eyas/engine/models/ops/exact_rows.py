@@ -6,7 +6,7 @@ that have passed their norm.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -110,8 +110,10 @@ class ExactRows(DeviceOps[ScaledRows, ScaledRead]):
 
     def _readable(self, read: ScaledRead, projection: Projection) -> ScaledRead:
         """The read with its norm applied, if the product cannot do it behind: of rows without a gain."""
-        left = read.norm is not None and read.norm.gain is not None
-        return self.given(self.normed(read).plain) if left or projection.matrix is None else read
+        if projection.matrix is not None and (read.norm is None or read.norm.gain is None):
+            return read
+        norm = None if read.norm is None else replace(read.norm, rounding=None)
+        return self.given(self._finished(read.x, norm).plain)
 
 
 class ExactManyRows(ExactRows):

@@ -154,4 +154,5 @@ class Blocks(Generic[ProjectionT]):
         """The norm of what `weight` multiplies, which takes the gain into itself if its format can."""
         if isinstance(gain, LayerNorm):
             return gain
-        return row_kernels.NormInput(self.config.norm_eps, weight.folded(gain), weight.rounding)
+        left = weight.folded(gain)
+        return row_kernels.NormInput(self.config.norm_eps, left, weight.rounding, weight.reads_plain)
