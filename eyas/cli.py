@@ -23,6 +23,7 @@ from eyas.common.machine.processes import import_safely
 
 if TYPE_CHECKING:
     from eyas.common.config import EngineConfig
+    from eyas.worker.engine_process import EngineProcess
 
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """Errors of a disk, wherever a command writes."""
@@ -153,10 +154,20 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _worker(args: argparse.Namespace) -> int:
     from eyas.common.machine.processes import die_with_parent
-    from eyas.configuration import worker_config
+    from eyas.worker.engine_process import EngineProcess
 
     if args.supervised:
         die_with_parent()
+    process = EngineProcess("torch")
+    try:
+        return _serve_worker(args, process)
+    finally:
+        process.kill(0.0)
+
+
+def _serve_worker(args: argparse.Namespace, process: EngineProcess) -> int:
+    from eyas.configuration import worker_config
+
     config = worker_config(args)
     from eyas.cluster.checks import check_engine, check_vocabulary
 
@@ -168,7 +179,7 @@ def _worker(args: argparse.Namespace) -> int:
     _tell(args.notes)
     from eyas.worker.worker import run_worker
 
-    run_worker(config)
+    run_worker(config, process=process)
     return 0
 
 

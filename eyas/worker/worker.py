@@ -8,11 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import multiprocessing
-import signal
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,8 +20,9 @@ from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.errors import DeadlineExceeded, Unavailable
 from eyas.common.machine.folders import living_in
 from eyas.common.machine.leave import StopSignals
-from eyas.common.machine.processes import importing_safely, raise_limit
+from eyas.common.machine.processes import raise_limit
 from eyas.worker import engine_main
+from eyas.worker.engine_process import EngineProcess
 from eyas.worker.link import ZmqFront, new_endpoint
 from kv_transfer.host_files import sweep
 
@@ -67,23 +65,30 @@ def is_traced(pid: int) -> bool:
     return fields.get("State", "")[:1] in ("T", "t") or fields.get("TracerPid", "0") != "0"
 
 
-def run_worker(config: WorkerConfig, engine: EngineMain = engine_main.main) -> None:
+def run_worker(
+    config: WorkerConfig, engine: EngineMain = engine_main.main, process: EngineProcess | None = None
+) -> None:
     """Serves until SIGINT or SIGTERM; then accepted requests have `drain_s` seconds to finish.
 
     A second signal, or SIGHUP, ends it at once. Raises EyasError if the engine cannot start, dies or hangs.
 
-    `engine` is the function that the engine process runs, with its config and the link's endpoint.
+    `engine` is the function that the engine process runs, with its config and the link's endpoint. `process`:
+    where; None: in a new one. It is dead at the end.
     """
     eyas_logging.setup("worker", config.engine.log_format, config.engine.log_level)
     raise_limit()
-    uvloop.run(_run(config, engine))
+    spawned = process or EngineProcess()
+    try:
+        uvloop.run(_run(config, engine, spawned))
+    finally:
+        spawned.kill(LEAVE_S)
 
 
-async def _run(config: WorkerConfig, engine: EngineMain) -> None:
+async def _run(config: WorkerConfig, engine: EngineMain, spawned: EngineProcess) -> None:
     began = time.monotonic()
     endpoint = new_endpoint()
     with living_in(Path(config.engine.pool_dir)), contextlib.closing(ZmqFront(endpoint)) as link:
-        process = _EngineProcess(engine, config, endpoint)
+        process = _EngineHalf(engine, config, endpoint, spawned)
         try:
             if config.port:
                 process.start(config.address)
@@ -147,38 +152,33 @@ def _announce(config: WorkerConfig, address: str, front: WorkerFront, seconds: f
     eyas_logging.announce(f"worker ready: {where} {room} in {seconds:.1f} s")
 
 
-class _EngineProcess:
-    """The engine's process, from spawn to reaping."""
+class _EngineHalf:
+    """The engine's half: what it runs, and how the front hears of its end."""
 
-    def __init__(self, engine: EngineMain, config: WorkerConfig, endpoint: str) -> None:
+    def __init__(
+        self, engine: EngineMain, config: WorkerConfig, endpoint: str, process: EngineProcess
+    ) -> None:
         """`endpoint`: of its link."""
         self._engine = engine
         self._config = config
         self._endpoint = endpoint
-        self._process: SpawnProcess | None = None
+        self._process = process
         self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
     def start(self, address: str) -> None:
-        """Spawns it; `address`: the worker's."""
+        """Lets the process run the engine; `address`: the worker's."""
         config = self._config
         spec = dataclasses.replace(config.engine, worker=address, encrypted=config.tls_dir is not None)
-        context = multiprocessing.get_context("spawn")
-        self._process = context.Process(target=self._engine, args=(spec, self._endpoint), name="eyas-engine")
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: only the front handles Ctrl-C
-        with importing_safely():
-            self._process.start()
-        signal.signal(signal.SIGINT, before)
+        self._process.run(self._engine, spec, self._endpoint)
         self._loop.add_reader(self._process.sentinel, self._on_end)
 
     @property
     def pid(self) -> int:
         """The id of the process, which may have ended."""
-        assert self._process is not None and self._process.pid is not None
         return self._process.pid
 
     def _on_end(self) -> None:
-        assert self._process is not None
         self._loop.remove_reader(self._process.sentinel)
         self._ended.set()
 
@@ -186,9 +186,7 @@ class _EngineProcess:
         """Waits for the end of the process and of its last message; then raises Unavailable."""
         await self._ended.wait()
         await asyncio.sleep(LAST_MESSAGE_S)
-        assert self._process is not None
-        self._process.join()
-        raise Unavailable(f"the engine process ended with code {self._process.exitcode}")
+        raise Unavailable(f"the engine process ended with code {self._process.exit_code()}")
 
     async def leave(self) -> None:
         """Waits for a process that was told to leave, then kills it; removes what it left."""
@@ -199,7 +197,5 @@ class _EngineProcess:
 
     def kill(self) -> None:
         """Ends it now, if it has not left, and removes what it left."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.join(LEAVE_S)  # one that waits for a driver may outlast even that
+        self._process.kill(LEAVE_S)
         sweep(Path(self._config.engine.pool_dir))

@@ -30,6 +30,7 @@ from eyas.common.wire import clients, message, rpc
 from eyas.common.wire.transfer import TransferClient
 from eyas.engine.ipc.messages import DraftDown
 from eyas.worker import worker
+from eyas.worker.engine_process import EngineProcess
 
 HERE = Path(__file__).parent
 SCRIPT = """
@@ -183,7 +184,7 @@ async def test_a_front_that_cannot_be_made_ends_its_engine(
     engine = EngineConfig(roles=(Role.DECODE,), model="m", pool_dir=str(tmp_path))
     config = WorkerConfig(engine=engine, port=1, tls_dir=str(tmp_path))
     with pytest.raises(ConfigError, match="tls-dir"):
-        await worker._run(config, fake_engine.main)
+        await worker._run(config, fake_engine.main, EngineProcess())
     assert multiprocessing.active_children() == []
 
 
@@ -194,11 +195,11 @@ from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.types import Role
 from eyas.worker import worker
 engine = EngineConfig(roles=(Role.DECODE,), model="m", pool_dir={str(tmp_path)!r})
-ready = worker._EngineProcess.start
+ready = worker._EngineHalf.start
 def start(process, address):
     ready(process, address)
     signal.raise_signal(signal.SIGINT)
-worker._EngineProcess.start = start
+worker._EngineHalf.start = start
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a test may run where it is ignored
 worker.run_worker(WorkerConfig(engine=engine, port={next(free_ports())}), fake_engine.main)
 """

@@ -1,11 +1,18 @@
-"""The end of an engine's process whose front has died."""
+"""An engine's process: it begins before its engine is known, and ends with its front."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import psutil
+import pytest
+
+from eyas.worker.engine_process import EngineProcess
 
 ENGINE = """
 import sys, time
@@ -38,3 +45,47 @@ def test_an_engine_that_is_leaving_is_not_interrupted(tmp_path: Path) -> None:
         assert process.stdout.read() == "has done so\n"
         assert process.wait(10) == 1
         assert process.stderr.read() == ""
+
+
+def note(path: Path, name: str, wait_s: float) -> None:
+    """What a process of a test runs."""
+    until = time.monotonic() + wait_s
+    while name not in sys.modules and time.monotonic() < until:
+        time.sleep(0.01)
+    path.write_text(f"{name} {name in sys.modules}")
+
+
+@pytest.mark.parametrize("modules", [("wave",), ("no_such_module", "wave")])
+def test_a_process_imports_before_it_knows_what_it_runs(modules: tuple[str, ...], tmp_path: Path) -> None:
+    """What fails to be imported is told where it is used."""
+    process = EngineProcess(*modules)
+    try:
+        process.run(note, tmp_path / "ran", "wave", 5.0 if modules == ("wave",) else 0.0)
+        assert process.exit_code() == 0
+    finally:
+        process.kill(5.0)
+    assert (tmp_path / "ran").read_text() == f"wave {modules == ('wave',)}"
+
+
+PARENT = """
+import os, sys, time
+from eyas.worker.engine_process import EngineProcess
+
+if __name__ == "__main__":
+    print(EngineProcess("torch").pid, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_process_without_an_engine_ends_with_its_parent(tmp_path: Path) -> None:
+    """However early: it may be importing."""
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=env
+    ) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+        child.wait(5.0)
