@@ -18,6 +18,7 @@ from eyas.common.machine.memory import uncollected
 from eyas.common.machine.processes import signal_on_parent_death
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import EngineStopped, WireFailure
+from eyas.engine.loading.beside_imports import prepare
 from eyas.engine.loading.first_tiles import search_first
 from eyas.engine.loading.read_ahead import read_ahead
 from eyas.engine.loading.startup import EngineStart, StartPhases
@@ -69,6 +70,7 @@ def _run(config: EngineConfig, link: EngineLink) -> None:
         read_ahead(Path(config.model))
     search_first(config, phases)
     start = EngineStart.of(config, phases)
+    prepare(config.device)
     with start.phases("import"), uncollected():
         import torch
 

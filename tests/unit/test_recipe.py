@@ -85,6 +85,7 @@ from functools import partial
 from triton.runtime import driver
 from eyas.common.config import resolve_engine
 from eyas.engine.loading import recipe
+from eyas.engine.models.decoder import Decoder
 from eyas.engine.kernels.launch.compile_ahead import NoDevice, compile_all, record
 
 model, compiled = json.loads(sys.argv[1])
@@ -96,7 +97,7 @@ def told(variants):
     return sorted((variant.args[0].__name__, variant.args[1]) for variant in variants)
 
 found = record(launches)
-recipe._keep_one_of_each = lambda model: None
+Decoder.brief = lambda model: model
 every = record(launches)
 compile_all([variant for variant in found if variant.args[0].__name__ in compiled], 1)
 print(json.dumps({"found": told(found), "every": told(every)}))
@@ -377,6 +378,7 @@ from eyas.engine.device.step import StepShape
 from eyas.engine.kernels.attention import exact_attend
 from eyas.engine.kernels.launch.compile_ahead import NoDevice, record
 from eyas.engine.loading import recipe
+from eyas.engine.models.decoder import Decoder
 from eyas.engine.loading.step_shapes import buckets_of
 
 model, head, exact, cut = json.loads(sys.argv[1])

@@ -304,14 +304,16 @@ class StepExecutor:
     # --- before the first step -----------------------------------------------------------------------
 
     @torch.inference_mode()
-    def rehearse(
-        self, shape: StepShape, logits: torch.Tensor | None = None, spans: SequenceOf[QuerySpan] = ()
-    ) -> StepProgram:
-        """Run a step in which every row is padding, without a graph. `logits`: see `StepProgram`. `spans`: of
-        its prompt rows, if they are to be planned.
+    def rehearse(self, shape: StepShape, spans: SequenceOf[QuerySpan] = ()) -> StepProgram:
+        """Run a step in which every row is padding, without a graph. `spans`: of its prompt rows, if they are
+        to be planned.
         """
         planned = bool(spans) and self.state.prompts is not None and self.state.prompts.plan(spans)
-        program = StepProgram(self.state, shape, self._inputs, self._results, planned, logits)
+        program = StepProgram(self.state, shape, self._inputs, self._results, planned)
+        self._rehearse(program, shape)
+        return program
+
+    def _rehearse(self, program: StepProgram, shape: StepShape) -> None:
         program.blank()
         rows = program.forward()
         if shape.chunk:
@@ -326,7 +328,6 @@ class StepExecutor:
         if self.state.tap is not None:
             self._certain(program, FeatureRequest(range(min(shape.round_rows, 1)), [0]))
         self.wait()
-        return program
 
     @torch.inference_mode()
     def rehearse_forward(self, shape: StepShape) -> None:
@@ -370,13 +371,15 @@ class StepExecutor:
         """
         if not shapes:
             return
-        recorder = GraphRecorder()
+        recorder, brief = GraphRecorder(), replace(self.state, model=self.state.model.brief())
         most, vocab = max(shape.sampled for shape in shapes), self._vocab_size
         logits = torch.empty(most, vocab, dtype=torch.float32, device=self.state.device)
         for shape in track(
             shapes, description="capturing graphs", console=Console(stderr=True), transient=True
         ):
-            program = self.rehearse(shape, logits)
+            # Kernels are loaded before they are recorded; for that a layer of each kind does.
+            self._rehearse(StepProgram(brief, shape, self._inputs, self._results, logits=logits), shape)
+            program = StepProgram(self.state, shape, self._inputs, self._results, logits=logits)
             forward, rest = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
             with recorder.recording(forward):
                 program.forward()

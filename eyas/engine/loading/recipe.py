@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -31,7 +30,6 @@ from eyas.engine.device.step import StepShape
 from eyas.engine.formats.packed import in_order
 from eyas.engine.kernels.drafts.forced import HEAD, draft_forced
 from eyas.engine.kernels.products.few import MOST_ROWS
-from eyas.engine.kernels.products.rows import put_rows
 from eyas.engine.kernels.products.skinny import MAX_ROWS
 from eyas.engine.kernels.sampling.special import COLUMNS, mask_words
 from eyas.engine.kernels.states.rings import remake
@@ -41,8 +39,6 @@ from eyas.engine.loading.draft_build import batch_sizes, draft_state
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import StartPhases
 from eyas.engine.loading.step_shapes import buckets_of, by_depth, captured, rehearsed
-from eyas.engine.models.base import DecoderModel
-from eyas.engine.models.decoder import Decoder
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.one_shot import OneShot
 from eyas.engine.parallel.ranks import RankInfo
@@ -60,7 +56,7 @@ def launches(config: EngineConfig) -> None:
     warmed = unread.target.kv_format.latent or config.prefill_attention_backend != "flashinfer"
     prompts = prompts_of(unread) if warmed else None
     loaded, state = build_state(unread, _AbsentGroup(config.device_ranks), StartPhases(), prompts)
-    _keep_one_of_each(state.model)
+    state = dataclasses.replace(state, model=state.model.brief())
     inputs, results = (torch.empty(WORDS, dtype=torch.int32, device="meta") for _ in range(2))
     columns = len(COLUMNS) + mask_words(loaded.target.vocab_size)
     for shape in dict.fromkeys(_shapes(loaded)):
@@ -78,9 +74,6 @@ def launches(config: EngineConfig) -> None:
         draft_forced(state.tables, torch.empty(1, row, dtype=torch.int32, device="meta"))
     if state.state_layers:
         remake(state.state_layers[:1], torch.empty(3, 1, dtype=torch.int32, device="meta"))
-    if state.head is not None and state.head.taps:  # they may be in layers that are not kept
-        tapped = rows.new_empty(rows.shape[0], len(state.head.taps), rows.shape[1])
-        put_rows(rows, tapped, 0, state.pdl)
     if state.drafter is not None:
         features = program.features(torch.empty(1, dtype=torch.int64, device="meta")).float()
         for joining in default_batches(config.max_running):
@@ -89,17 +82,6 @@ def launches(config: EngineConfig) -> None:
         for width in (buckets.width for buckets in by_depth(loaded).values()):
             for count in catch_up_sizes(config.max_running):
                 state.drafter.catch_up(torch.empty(2, count, dtype=torch.int32, device="meta"), width)
-
-
-def _keep_one_of_each(model: DecoderModel[Any]) -> None:
-    """The first layer, the first of each kind among the others, and the last, which no other reads: these
-    launch all that the rest does.
-    """
-    if not isinstance(model, Decoder):
-        return
-    each = [(spec, layer.formats) for spec, layer in zip(model.config.layers, model.layers, strict=True)]
-    kinds = dict(reversed([*zip(each, range(model.config.num_layers), strict=True)][1:]))
-    model.layers = [model.layers[i] for i in sorted({0, *kinds.values(), model.config.num_layers - 1})]
 
 
 class _AbsentGroup(ProcessGroup):

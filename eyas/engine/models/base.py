@@ -33,6 +33,9 @@ class DecoderModel(Protocol[RowsT]):
     def kv_format(self) -> KvFormat:
         """The format of the pool that `forward` takes."""
 
+    def brief(self) -> DecoderModel[RowsT]:
+        """A model that launches each kernel that this one does, in as few layers as it can."""
+
     def forward(
         self, rows: RowsT, pool: KvPool, taps: tuple[int, ...] = ()
     ) -> tuple[torch.Tensor, torch.Tensor]:

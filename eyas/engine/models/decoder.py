@@ -6,10 +6,11 @@ is special about one is a number or a name in it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic
+from typing import Any, Generic, Self
 
 import torch
 
@@ -103,6 +104,17 @@ class Decoder(Generic[ProjectionT]):
         """The rules of the layers that have states, by number."""
         return {i: layer.rule for i, layer in enumerate(self.layers) if layer.rule is not None}
 
+    def brief(self) -> Self:
+        """The same with the first layer, the first of each kind among the others, and the last, which no
+        other reads: these launch all that the rest does. Whatever layer is tapped, the first one is.
+        """
+        each = [(spec, layer.formats) for spec, layer in zip(self.config.layers, self.layers, strict=True)]
+        kinds = dict(reversed([*zip(each, range(self.config.num_layers), strict=True)][1:]))
+        made = copy.copy(self)
+        made.layers = [self.layers[i] for i in sorted({0, *kinds.values(), self.config.num_layers - 1})]
+        made.recorder = None
+        return made
+
     @torch.inference_mode()
     def forward(
         self, rows: Any, pool: KvPool, taps: tuple[int, ...] = ()
@@ -117,6 +129,8 @@ class Decoder(Generic[ProjectionT]):
             self.recorder.begin()
             ops = RecordingOps(ops, self.recorder)
         tapped = ops.room((len(taps), self.config.hidden_size), like=self.ends.embedding)
+        if len(self.layers) < self.config.num_layers:
+            taps = (0,) * len(taps)
         entering = partial(_tap, ops, tapped, taps)
         if self._vectors is None:
             # No name for the embedded rows: their memory is free for the layers behind the first.
