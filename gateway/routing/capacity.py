@@ -162,7 +162,7 @@ def _decoding(mix: RequestMix, all_rate: float, workers: int, prompts: float, ra
             break
         mean = (mean + estimate) / 2
     coming, own = rate * mix.output * mean, (1 - TAIL) * (burst - 1)
-    chance = LONG * math.sqrt(coming * burst)
+    chance = LONG * math.sqrt(coming * burst) / (1.0 - rate * slower)
     beside = coming + own + chance
     crowded = rates.times.step_s(max(round(beside), 1), beside * _context(mix))
     more = own + chance * math.sqrt(mix.spread)
