@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig, NormNames
-from eyas.engine.kernels.experts.route import ChosenExperts, LocalExperts, Router, choose_local
+from eyas.engine.kernels.experts.route import ChosenExperts, LocalExperts, Router, choose, choose_local
 from eyas.engine.layers import routing
 from eyas.engine.layers.activations import ACTIVATIONS
 from eyas.engine.loading.arithmetic import inexact
@@ -26,6 +26,8 @@ from eyas.engine.models.ops import expert_products
 from eyas.engine.models.ops.parts import RouterPart
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
+from eyas.engine.parallel.expert_places import SpreadExperts
+from eyas.engine.parallel.expert_plan import ExpertSlots
 from tests.unit.families import write_family
 from tests.unit.model_rig import Rig
 from tests.unit.test_fp8_blocks import write_fp8
@@ -148,3 +150,22 @@ def test_the_default_choice_is_the_kernels(scores: str, held: bool, monkeypatch:
     default = expert_products.chosen_by_default(logits, part, here, uniform=False)
     assert torch.equal(default.experts, kernel.experts) and default.experts.dtype == torch.int32
     assert torch.allclose(default.weights, kernel.weights)
+
+
+@pytest.mark.parametrize("spares", [0, 2])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_number_of_an_expert_goes_with_it_to_every_rank(spares: int, rank: int) -> None:
+    """What weights are multiplied by, of an expert, is that of the model's number, not of the rank's slot."""
+    spec = ExpertsSpec(width=16, experts=8, per_row=3, scores="sigmoid", normalised=True)
+    logits = torch.randn(40, 8, generator=torch.Generator().manual_seed(2))
+    slots, rows = ExpertSlots(8, 2, spares), range(20 * rank, 20 * (rank + 1))
+    places = SpreadExperts(slots, rank, 1, "cpu").of("a layer") if spares else None
+    if places is not None:
+        places.set((4, 7, 0, 2))
+    own = range(4 * rank, 4 * (rank + 1))
+    part = RouterPart(spec, logits, None, None, {}, own, False, places=places)
+    local = expert_products._local(part, rows, torch.arange(40, dtype=torch.int32))
+    whole, here = choose(logits, spec).experts, choose_local(logits, Router(spec), local).experts
+    named = expert_products._named(here, part, local)
+    assert torch.equal(named[here >= 0], whole[here >= 0].to(named.dtype))
+    assert bool((here >= 4).any()) == bool(spares), "slots behind the homes are taken where there are some"

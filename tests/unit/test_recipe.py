@@ -113,7 +113,7 @@ from eyas.engine.loading.recipe import launches
 driver.set_active(NoDevice(90))
 asked = {"max_running": 24, "chunk_tokens": 300, "prefill_attention_backend": "triton"}
 model, draft = json.loads(sys.argv[1])
-asked |= {"draft": draft, "dp_attention": 2, "transfer": "none"}
+asked |= {"draft": draft, "dp_attention": 2, "expert_replicas": 2, "transfer": "none"}
 found = record(partial(launches, resolve_engine("cuda", model=model, **asked)))
 own = [variant for variant in found if variant.args[0].__name__ in ("_join_ranks", "_sum_over_ranks")]
 compile_all(own, 1)

@@ -85,17 +85,16 @@ class LeaderSpread:
         with self._leader.together():
             self._leader.tell(RankCall(SUM_LOADS))
             loads = self._own.summed(self._leader.group)
+        if self._loads is None:
+            self._loads = torch.empty(loads.shape, dtype=loads.dtype, pin_memory=loads.is_cuda)
+        self._loads.copy_(loads, non_blocking=True)
         if loads.is_cuda:
-            self._loads = torch.empty(loads.shape, dtype=loads.dtype, pin_memory=True)
-            self._loads.copy_(loads, non_blocking=True)
             self._summed = torch.cuda.Event()
             self._summed.record()
-        else:
-            self._loads = loads
 
     def loads(self) -> npt.NDArray[np.uint32] | None:
-        """How often each layer's experts were chosen, modulo 2^32, [layers, experts]; None: it is not known
-        yet.
+        """How often each layer's experts were chosen, modulo 2^32, [layers, experts], until the loads are
+        begun again; None: it is not known yet.
         """
         if self._loads is None or (self._summed is not None and not self._summed.query()):
             return None
