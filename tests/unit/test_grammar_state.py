@@ -124,6 +124,20 @@ def test_ends_that_come_too_early_are_taken_out_while_anything_else_is_left() ->
     assert ends == {77}
 
 
+def test_drafts_are_walked_once_for_each_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is forced behind a round needs the masks that the round had; a token later they are others."""
+    a, walks = table().index(b"a"), []
+    here, tree = state(Grammar.regex("a{0,3}")), DraftTree([a, a], [-1, 0])
+    walk = here._walk
+    monkeypatch.setattr(here, "_walk", lambda tree, **how: walks.append(tree) or walk(tree, **how))
+    first = here.masks(tree)
+    here.forced_after(tree, 4)
+    assert here.masks(tree)[1] is first[1] and walks == [tree]
+    here.follow([a])
+    assert [allowed(mask) for mask in here.masks(tree)] == [[EOS, a], [EOS, a], [EOS]]  # type: ignore[arg-type]
+    assert walks == [tree, tree]
+
+
 def test_a_depth_counts_for_min_tokens() -> None:
     a = table().index(b"a")
     root, first, second = state(Grammar.regex("a*"), min_tokens=2).masks(DraftTree([a, a], [-1, 0]))

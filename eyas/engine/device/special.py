@@ -37,6 +37,9 @@ SLICE = 64
 """Special rows that are sampled at a time."""
 
 
+_ALL = np.int32(-1)  # a word of a mask that allows every id
+
+
 class SpecialRows:
     """The special rows of one step, in the order in which they are added. `eos_ids`: of the model."""
 
@@ -115,13 +118,14 @@ class SpecialRows:
     def array(self) -> np.ndarray:
         """int32 [n, columns], as `SpecialSampler` takes them."""
         both = [(*place, *wish) for place, wish in zip(self._places, self._wishes, strict=True)]
-        rows = np.array(both, np.int32).reshape(-1, len(COLUMNS))
-        if not self._masks:
-            return rows
-        masks = np.full((len(rows), len(next(iter(self._masks.values())))), -1, np.int32)
-        for row, mask in self._masks.items():
-            masks[row] = mask
-        return np.concatenate((rows, masks), axis=1)
+        words = len(next(iter(self._masks.values()))) if self._masks else 0
+        rows = np.empty((len(both), len(COLUMNS) + words), np.int32)
+        rows[:, : len(COLUMNS)] = np.array(both, np.int32).reshape(-1, len(COLUMNS))
+        for row in (
+            range(len(both)) if words else ()
+        ):  # each word is written once: there are megabytes of them
+            rows[row, len(COLUMNS) :] = self._masks.get(row, _ALL)
+        return rows
 
     def report(self, reports: SequenceOf[torch.Tensor]) -> SpecialReport:
         """The report of all rows, slice by slice, to be read once the step has landed."""

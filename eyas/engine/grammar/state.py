@@ -52,13 +52,15 @@ class GrammarState:
         self._pieces = pieces
         self._words = -(-len(pieces) // 32)
         self._ends = (*eos_ids, *params.stop_token_ids)
-        self._ignored = set(eos_ids) - set(params.stop_token_ids) if params.ignore_eos else set[int]()
+        ignored = set(eos_ids) - set(params.stop_token_ids) if params.ignore_eos else set[int]()
         if not self._ends:
             message = "grammar needs stop_token_ids: the model has no id that ends an answer"
             raise InvalidRequest(message, param="grammar")
+        self._bits_of_ends, self._bits_of_ignored = (_words(ids) for ids in (self._ends, ignored))
         self._matcher = library().GrammarMatcher(compiled, override_stop_tokens=list(self._ends))
         self.followed = 0  # tokens of the output
         self._next: np.ndarray | None = None  # the mask after them, once it was asked for
+        self._below: tuple[DraftTree, list[np.ndarray | None]] | None = None  # drafts, and the masks of these
 
     def follow(self, output: SequenceOf[int]) -> None:
         """Advances over what `output` has gained. Raises InvalidRequest for a token that is not allowed."""
@@ -67,7 +69,7 @@ class GrammarState:
                 message = f"grammar does not allow token {token} at place {self.followed} of the output"
                 raise InvalidRequest(message, param="grammar")
             self.followed += 1
-            self._next = None
+            self._next = self._below = None
 
     def knows(self, output: SequenceOf[int]) -> bool:
         """True if it stands after `output` and its next mask has been computed."""
@@ -81,7 +83,11 @@ class GrammarState:
         allowed, or ends the output.
         """
         root = None if self._matcher.is_terminated() else self._root()
-        return [root, *(mask for _, mask in self._walk(tree))]
+        if tree is None:
+            return [root]
+        if self._below is None or self._below[0] is not tree:
+            self._below = tree, [mask for _, mask in self._walk(tree)]
+        return [root, *self._below[1]]
 
     def cut(self, tree: DraftTree) -> DraftTree:
         """The tree without the nodes that are not allowed, and those below them."""
@@ -151,22 +157,22 @@ class GrammarState:
             self._next = self._mask(0)
         return self._next
 
-    def _walk(self, tree: DraftTree | None, masks: bool = True) -> list[tuple[bool, np.ndarray | None]]:
+    def _walk(self, tree: DraftTree, masks: bool = True) -> list[tuple[bool, np.ndarray | None]]:
         """Walks the tree: for each node, whether it is allowed, and the mask of what follows it.
 
         Raises GrammarTooSlow.
         """
         until = time.thread_time() + WALK_S
         matcher, visited, path = self._matcher, list[tuple[bool, np.ndarray | None]](), list[int]()
-        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True) if tree else ()):
+        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
             if parent != ROOT and not visited[parent][0]:
                 visited.append((False, None))
                 continue
-            assert tree is not None
-            if time.thread_time() > until:
+            if node and time.thread_time() > until:
                 message = f"grammar takes too long to follow: over {WALK_S:g} s of a processor for one step"
                 raise GrammarTooSlow(message, param="grammar")
-            path = self._go(path, tree.path(parent), tree.tokens)
+            if parent != (path[-1] if path else ROOT):
+                path = self._go(path, tree.path(parent), tree.tokens)
             if matcher.is_terminated() or not matcher.accept_token(token):
                 visited.append((False, None))
                 continue
@@ -193,19 +199,33 @@ class GrammarState:
         An end that comes too early, or is to be ignored, is taken out, unless nothing else is left: what is
         complete ends. So does what cannot go on, because the vocabulary cannot write what must follow.
         """
-        mask = np.zeros((1, self._words), np.int32)
-        self._matcher.fill_next_token_bitmask(mask, 0)
+        filled = np.zeros((1, self._words), np.int32)
+        self._matcher.fill_next_token_bitmask(filled, 0)
+        mask: np.ndarray = filled[0]
         early = self.followed + depth < self._params.min_tokens
-        if banned := self._ends if early else self._ignored:
-            allowed = mask & ~self._bits(banned)
-            mask = allowed if allowed.any() else mask
-        return mask[0] if mask.any() else self._bits(self._ends)
+        banned = self._bits_of_ends if early else self._bits_of_ignored
+        before = [(word, mask[word]) for word in banned]
+        for word, bits in banned.items():
+            mask[word] &= ~bits
+        if np.count_nonzero(mask):
+            return mask
+        for word, bits in before:
+            mask[word] = bits
+        return mask if before and np.count_nonzero(mask) else self._bits(self._ends)
 
     def _bits(self, ids: Collection[int]) -> np.ndarray:
-        bits = np.zeros(self._words, np.uint32)
-        for id in ids:
-            bits[id // 32] |= np.uint32(1 << id % 32)
-        return bits.view(np.int32)
+        mask = np.zeros(self._words, np.int32)
+        for word, bits in _words(ids).items():
+            mask[word] = bits
+        return mask
+
+
+def _words(ids: Collection[int]) -> dict[int, np.int32]:
+    """The words of a mask that allows these ids alone, but for those that are 0."""
+    words = dict[int, int]()
+    for id in ids:
+        words[id // 32] = words.get(id // 32, 0) | 1 << id % 32
+    return {word: np.uint32(bits).view(np.int32) for word, bits in words.items()}
 
 
 def _ids(mask: np.ndarray, most: int) -> list[int]:
