@@ -13,6 +13,7 @@ from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_task import GateActivation, shape_of
 from eyas.engine.kernels.experts.grouped_tiles import GroupedTile, key_of
 from eyas.engine.kernels.latent.latent_rows import InnerNorms, write_latents
+from eyas.engine.kernels.products import blocks
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import Fp8Rows, NormedRows, StoredWeight, quantise
 from eyas.engine.kernels.products.skinny import KvRows, ProductLaunch, RotaryInput
@@ -31,7 +32,8 @@ def random(*sizes: int, seed: int = 0) -> torch.Tensor:
 
 def same(found: Fp8Rows, expected: Fp8Rows) -> bool:
     stored = torch.equal(found.stored.view(torch.uint8), expected.stored.view(torch.uint8))
-    return stored and torch.equal(found.scales, expected.scales) and found.dtype == expected.dtype
+    turned = found.turned is None or torch.equal(found.turned[:, : len(found.scales)], found.scales.t())
+    return stored and turned and torch.equal(found.scales, expected.scales) and found.dtype == expected.dtype
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS, ids=str)
@@ -48,6 +50,17 @@ def test_norms_round_what_they_give(width: int, rounding: RowRounding) -> None:
     for made in (alone, found):
         assert made.rounded is not None and same(made.rounded, quantise(made.plain, rounding))
         assert not same(made.rounded, quantise(made.plain * 2, rounding))
+
+
+def test_scales_of_many_rows_lie_by_block_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As cuBLAS reads them, by every kernel that makes rows for it; others' room has none."""
+    monkeypatch.setattr(blocks, "MANY", 3)
+    x = random(3, 640)
+    normed = row_kernels.normed(x, row_kernels.NormInput(EPS, None, BLOCK)).rounded
+    for made in (normed, quantise(x, BLOCK), row_kernels.act_mul_rounded(x, BLOCK)):
+        assert isinstance(made, Fp8Rows) and made.turned is not None and made.turned.shape[1] == 4
+        assert torch.equal(made.turned[:, :3], made.scales.t())
+    assert quantise(x[:2], BLOCK).turned is None and quantise(x, RowRounding("token")).turned is None
 
 
 def test_a_norm_leaves_out_what_nobody_reads() -> None:
@@ -98,7 +111,10 @@ def test_rows_are_read_as_a_weight_rounds_them() -> None:
 
 @pytest.mark.parametrize("rounding", ROUNDINGS, ids=str)
 @pytest.mark.parametrize("queries", [96, 384])
-def test_the_inner_row_of_latent_queries_is_rounded(queries: int, rounding: RowRounding) -> None:
+def test_the_inner_row_of_latent_queries_is_rounded(
+    queries: int, rounding: RowRounding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "MANY", 3)  # `same` looks at scales by block as well
     latent, rotated = 128, 32
     cos, sin = (table.to(DEVICE) for table in tables(RopeConfig(10_000.0), rotated, 16))
     rotation = RotaryInput(cos, sin, torch.tensor([3, 0, 9], dtype=torch.int32, device=DEVICE))
@@ -112,6 +128,7 @@ def test_the_inner_row_of_latent_queries_is_rounded(queries: int, rounding: RowR
     assert isinstance(plain, torch.Tensor) and isinstance(rounded, Fp8Rows)
     assert torch.equal(kept, kept_too) and kept.any()
     assert same(rounded, quantise(plain, rounding)) and not same(rounded, quantise(plain * 2, rounding))
+    assert (rounded.turned is not None) == (rounding.rows == "block")
 
 
 @pytest.mark.parametrize(

@@ -46,16 +46,17 @@ def write_latents(
     latent, width = norms.latent.shape[0], kv.layer.shape[4]
     queries = x.shape[1] - width
     rounding = norms.rounding if norms.query is not None else None
-    out = scales = rounded = None
+    out = rounded = scales = turned = None
+    apart = 0
     if rounding is not None:
-        rounded = room_for(x[:, :queries], rounding)
-        out, scales = rounded.stored, rounded.scales
+        rounded = room_for(x[:, :queries], rounding, turned=True)
+        out, scales, turned, apart = rounded.places
     elif norms.query is not None:
         out = empty_padded(x.shape[0], queries, like=x)
     _write[(x.shape[0], 1 if out is None else 2)](
         *(x, out, norms.query, norms.latent, kv.layer, kv.layer.stride(0), kv.rows),
         *(rotation.cos, rotation.sin, rotation.positions, norms.eps),
-        *(scales, 0.0 if rounding is None else rounding.scale),
+        *(scales, turned, apart, 0.0 if rounding is None else rounding.scale),
         MODE="" if rounding is None else mode_of(rounding),
         QUERIES=queries,
         BLOCK=power_of_2(max(queries, SIDE)),
@@ -69,7 +70,7 @@ def write_latents(
     return rounded or (x[:, :queries] if out is None else out)
 
 
-@kernel(do_not_specialize=["kv_rows", "positions"])
+@kernel(do_not_specialize=["kv_rows", "positions", "apart"])
 def _write(
     x,
     out,
@@ -83,6 +84,8 @@ def _write(
     positions,
     eps,
     scales,
+    turned,
+    apart,
     given,
     MODE: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -110,7 +113,7 @@ def _write(
         if MODE == "":
             tl.store(out + row * QUERIES + of_row, made, mask=inside)
         else:
-            rounded_row(made, row, out, scales, given, QUERIES, MODE)
+            rounded_row(made, row, out, scales, turned, apart, given, QUERIES, MODE)
 
 
 @triton.jit

@@ -22,6 +22,8 @@ from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
 SIDE = 128
 ALIGNED = 4
 """Rows: to a multiple of it memory is there."""
+MANY = 256
+"""Rows: of as many their scales lie by block, too."""
 
 LARGEST = tl.constexpr(448.0)
 LEAST = tl.constexpr(1e-4)  # of a scale's numerator, so that rows of zeros have one
@@ -62,12 +64,19 @@ class StoredWeight:
 class Fp8Rows:
     """Rows e4m3 [m, k], and scales float32 [m, ceil(k / 128)], or [m] if a row has one.
 
-    Behind the rows is memory for a multiple of four. `dtype`: in which products give results.
+    Behind the rows is memory for a multiple of four. `dtype`: in which products give results. `turned`: the
+    scales as cuBLAS reads them, [ceil(k / 128), m to a multiple of four], if they lie so too.
     """
 
     stored: torch.Tensor
     scales: torch.Tensor
     dtype: torch.dtype
+    turned: torch.Tensor | None = None
+
+    @property
+    def places(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int]:
+        """Where a kernel leaves them: numbers, scales, scales by block, and how far apart blocks are."""
+        return self.stored, self.scales, self.turned, 0 if self.turned is None else self.turned.stride(0)
 
 
 @dataclass(frozen=True)
@@ -117,7 +126,7 @@ def widened(rows: Rows) -> torch.Tensor:
 
 def quantise(x: torch.Tensor, rounding: RowRounding, pdl: bool = False) -> Fp8Rows:
     """x [m, k]. What has one scale for a row has no powers of two."""
-    (m, k), out = x.shape, room_for(x, rounding)
+    (m, k), out = x.shape, room_for(x, rounding, turned=True)
     if rounding.rows != "block":
         columns = min(power_of_2(k), _COLUMNS)
         given = {"K": k, "COLUMNS": columns, "STORED": rounding.rows == "tensor", "PDL": pdl}
@@ -127,16 +136,21 @@ def quantise(x: torch.Tensor, rounding: RowRounding, pdl: bool = False) -> Fp8Ro
     blocks = min(_BLOCKS, power_of_2(count))
     grid = (m, cdiv(count, blocks))
     sizes = {"K": k, "COUNT": count, "BLOCKS": blocks, "POWERS": rounding.powers, "PDL": pdl}
-    _quantise[grid](x, out.stored, out.scales, **sizes, num_warps=4, launch_pdl=pdl)
+    _quantise[grid](x, *out.places, **sizes, num_warps=4, launch_pdl=pdl)
     return out
 
 
-def room_for(rows: torch.Tensor, rounding: RowRounding) -> Fp8Rows:
-    """Allocates the result of rounding rows [m, k] like these."""
+def room_for(rows: torch.Tensor, rounding: RowRounding, turned: bool = False) -> Fp8Rows:
+    """Allocates the result of rounding rows [m, k] like these. `turned`: of `MANY` with scales by block too,
+    which who makes the rows writes.
+    """
     (m, k), device = rows.shape, rows.device
-    stored = torch.empty(cdiv(m, ALIGNED) * ALIGNED, k, dtype=torch.float8_e4m3fn, device=device)
-    each = (m, cdiv(k, SIDE)) if rounding.rows == "block" else (m,)
-    return Fp8Rows(stored[:m], torch.empty(each, dtype=torch.float32, device=device), rows.dtype)
+    aligned, by_block = cdiv(m, ALIGNED) * ALIGNED, rounding.rows == "block"
+    stored = torch.empty(aligned, k, dtype=torch.float8_e4m3fn, device=device)
+    count = cdiv(k, SIDE)
+    scales = torch.empty((m, count) if by_block else (m,), dtype=torch.float32, device=device)
+    turned &= by_block and m >= MANY
+    return Fp8Rows(stored[:m], scales, rows.dtype, scales.new_empty(count, aligned) if turned else None)
 
 
 def mode_of(rounding: RowRounding) -> str:
@@ -170,9 +184,9 @@ def _quantise_rows(
         tl.store(stored + row * K + first + column, rounded.to(tl.float8e4nv), mask=first + column < K)
 
 
-@kernel
+@kernel(do_not_specialize=["apart"])
 def _quantise(
-    x, stored, scales,
+    x, stored, scales, turned, apart,
     K: tl.constexpr, COUNT: tl.constexpr, BLOCKS: tl.constexpr, POWERS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Some blocks of a row."""
@@ -183,11 +197,21 @@ def _quantise(
     values = tl.load(x + row * K + column, mask=column < K, other=0.0)
     rounded, scale = quantised(values, POWERS)
     tl.store(stored + row * K + column, rounded, mask=column < K)
-    tl.store(scales + row * COUNT + block, scale, mask=block < COUNT)
+    store_scales(scales, turned, apart, row, block, scale, COUNT)
 
 
 @triton.jit
-def rounded_row(values, row, stored, scales, given, WIDTH: tl.constexpr, MODE: tl.constexpr):
+def store_scales(scales, turned, apart, row, block, scale, COUNT: tl.constexpr):
+    """Of some blocks of a row with COUNT of them."""
+    tl.store(scales + row * COUNT + block, scale, mask=block < COUNT)
+    if turned is not None:
+        tl.store(turned + block * apart + row, scale, mask=block < COUNT)
+
+
+@triton.jit
+def rounded_row(
+    values, row, stored, scales, turned, apart, given, WIDTH: tl.constexpr, MODE: tl.constexpr
+):  # fmt: skip
     """One row, values [a multiple of 128] with zeros from WIDTH on, stored as `quantise` does.
 
     MODE: a scale for each 128 of it ("block", "powers"), for the row ("token"), or the given one ("tensor").
@@ -199,7 +223,7 @@ def rounded_row(values, row, stored, scales, given, WIDTH: tl.constexpr, MODE: t
         column = block[:, None] * 128 + tl.arange(0, 128)[None, :]
         rounded, scale = quantised(tl.reshape(values, (SIZE // 128, 128)), MODE == "powers")
         tl.store(stored + row * WIDTH + column, rounded, mask=column < WIDTH)
-        tl.store(scales + row * COUNT + block, scale, mask=block < COUNT)
+        store_scales(scales, turned, apart, row, block, scale, COUNT)
     else:
         column, wide = tl.arange(0, SIZE), values.to(tl.float32)
         divisor = tl.zeros((SIZE,), tl.float32) + given

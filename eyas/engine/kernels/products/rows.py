@@ -27,6 +27,7 @@ from eyas.engine.kernels.products.blocks import (
     quantised,
     room_for,
     rounded_row,
+    store_scales,
 )
 from eyas.engine.kernels.products.halving import halving_sum
 from eyas.engine.kernels.products.rope_store import (
@@ -47,7 +48,7 @@ from eyas.engine.kernels.products.skinny import (
 from eyas.engine.kernels.products.skinny_kernels import SUMS_WIDTH
 
 _PRODUCTS = 1024  # elements of a row that a program of `act_mul` makes
-_NONE = (None, None, 0.0)  # where `_norm` rounds nothing
+_NONE = (None, None, None, 0, 0.0)  # where `_norm` rounds nothing
 _HEADS = 8  # heads of a row that a program of `rope_write` rotates, at most
 
 
@@ -100,8 +101,8 @@ def _normed(
     if rounding is None:
         _norm[(x.shape[0],)](*rows, how.gain, out, None, *_NONE, how.eps, **row)
         return NormedRows(out)
-    rounded = room_for(x, rounding)
-    into = (rounded.stored, rounded.scales, rounding.scale)
+    rounded = room_for(x, rounding, turned=True)
+    into = (*rounded.places, rounding.scale)
     row |= {"BLOCK": max(row["BLOCK"], SIDE), "MODE": mode_of(rounding)}
     _norm[(x.shape[0],)](*rows, how.gain, out, None, *into, how.eps, **row)
     return NormedRows(out, rounded, rounding)
@@ -162,7 +163,7 @@ def embed(
 def act_mul(gate_up: torch.Tensor, gelu: bool = False, pdl: bool = False) -> torch.Tensor:
     """Rows [gate ; up] [m, 2 * inner] -> silu(gate) * up [m, inner], or with GELU in its tanh form."""
     out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
-    _start_act_mul(gate_up, (out, None), "", gelu, pdl)
+    _start_act_mul(gate_up, (out, None, None, 0), "", gelu, pdl)
     return out
 
 
@@ -170,14 +171,14 @@ def act_mul_rounded(
     gate_up: torch.Tensor, rounding: RowRounding, gelu: bool = False, pdl: bool = False
 ) -> Fp8Rows:
     """Computes `act_mul`, rounded by blocks."""
-    out = room_for(gate_up[:, : gate_up.shape[1] // 2], rounding)
-    _start_act_mul(gate_up, (out.stored, out.scales), mode_of(rounding), gelu, pdl)
+    out = room_for(gate_up[:, : gate_up.shape[1] // 2], rounding, turned=True)
+    _start_act_mul(gate_up, out.places, mode_of(rounding), gelu, pdl)
     return out
 
 
 def _start_act_mul(
     gate_up: torch.Tensor,
-    out: tuple[torch.Tensor, torch.Tensor | None],
+    out: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, int],
     mode: str,
     gelu: bool,
     pdl: bool,
@@ -281,9 +282,9 @@ def _leave_sums(sums, squares, WIDTH: tl.constexpr, GROUP: tl.constexpr):
         tl.store(sums + group * SUMS_WIDTH + row, parts, mask=group < WIDTH // GROUP)
 
 
-@kernel
+@kernel(do_not_specialize=["apart"])
 def _norm(
-    x, residual, post, gain, out, sums, stored, scales, given, eps,
+    x, residual, post, gain, out, sums, stored, scales, turned, apart, given, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr = "",
 ):  # fmt: skip
     column = tl.arange(0, BLOCK)
@@ -312,7 +313,8 @@ def _norm(
         if out is not None:
             tl.store(out + start + column, made, mask=inside)
         if MODE != "":
-            rounded_row(made, tl.program_id(0).to(tl.int64), stored, scales, given, WIDTH, MODE)
+            number = tl.program_id(0).to(tl.int64)
+            rounded_row(made, number, stored, scales, turned, apart, given, WIDTH, MODE)
 
 
 @kernel(do_not_specialize=["index"])
@@ -342,9 +344,9 @@ def _put(x, out, places, place, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: t
     tl.store(out + (row * places + place) * WIDTH + column, values, mask=column < WIDTH)
 
 
-@kernel
+@kernel(do_not_specialize=["apart"])
 def _act_mul(
-    gate_up, out, scales, INNER: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr,
+    gate_up, out, scales, turned, apart, INNER: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr,
     PDL: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
     after_previous(PDL)
@@ -361,7 +363,7 @@ def _act_mul(
     else:
         block = tl.program_id(1) * (BLOCK // 128) + tl.arange(0, BLOCK // 128)
         rounded, scale = quantised(tl.reshape(made, (BLOCK // 128, 128)), MODE == "powers")
-        tl.store(scales + row * ((INNER + 127) // 128) + block, scale, mask=block < (INNER + 127) // 128)
+        store_scales(scales, turned, apart, row, block, scale, (INNER + 127) // 128)
         tl.store(out + row * INNER + column, tl.reshape(rounded, (BLOCK,)), mask=inside)
 
 

@@ -11,9 +11,9 @@ from torch.nn.functional import ScalingType, scaled_mm
 from triton.runtime import driver
 
 from eyas.engine.kernels.launch.sizes import cdiv
-from eyas.engine.kernels.products.blocks import ALIGNED, Fp8Rows, StoredWeight
+from eyas.engine.kernels.products.blocks import ALIGNED, MANY, Fp8Rows, StoredWeight
 
-FEWEST = 256
+FEWEST = MANY
 """Rows: of fewer, tiles of our own are as fast."""
 
 _STEP = 512  # of k: cuBLAS takes the scales of four blocks of a weight at a time
@@ -50,8 +50,10 @@ def product(x: Fp8Rows, weight: StoredWeight) -> torch.Tensor:
         return torch._scaled_mm(x.stored, turned, *both, out_dtype=x.dtype)
     rows = cdiv(m, ALIGNED) * ALIGNED
     stored = x.stored.as_strided((rows, k), (k, 1))  # the last rows may be anything
-    scales = x.scales.new_empty(x.scales.shape[1], rows).t()
-    scales[:m] = x.scales
+    scales = x.turned
+    if scales is None:  # tiles of our own made the rows
+        scales = x.scales.new_empty(x.scales.shape[1], rows)
+        scales[:, :m] = x.scales.t()
     kinds = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
-    made = scaled_mm(stored, turned, scales, kinds[0], weight.scales.t(), kinds[1], output_dtype=x.dtype)
-    return made[:m]
+    given = scales.t(), kinds[0], weight.scales.t(), kinds[1]
+    return scaled_mm(stored, turned, *given, output_dtype=x.dtype)[:m]
