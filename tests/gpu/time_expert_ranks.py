@@ -1,0 +1,278 @@
+"""Whole experts per rank beside tensor parallelism, replicas under a skewed router, and exchanges alone.
+
+    python -m tests.gpu.time_expert_ranks --out DIR [--ranks 2] [--seconds 100] [--kinds v3:ep v3:tp ...]
+
+Cuts of DeepSeek-V3 (3 dense layers and some with 256 experts) and of Qwen3-235B, in FP8 with dummy weights:
+
+* `exchange`: microseconds of a gather, of a sum for its owners, and of a sum of everybody's rows, by rows of
+  each rank, inside a CUDA graph; the group's own way beside NCCL's.
+* `v3:ep`, `qwen:ep`: a rank attends with requests of its own and has an equal share of the experts; `v3:tp`,
+  `qwen:tp`: as many GPUs divide every layer. Chance chooses experts. The time of a step at 1 to 512 sequences
+  of all ranks, and prompt tokens per second.
+* `v3:skew`: a router with favourites, of which the first half of the experts has most, and 16 replicas per
+  rank and layer: before there are any, while they are made, and after.
+
+Every kind is a process of its own; those that do not fit into SECONDS are skipped. `--compile` compiles the
+kernels of all kinds side by side, without a GPU's time. DIR/experts.jsonl gets a line for each figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from eyas.bench.shapes import ModelShape, write_model
+from eyas.common.config import EngineConfig, resolve_engine
+from eyas.common.params import SamplingParams
+from eyas.engine.checkpoint.weights import DummyWeights
+from eyas.engine.loading import follower
+from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.loading.startup import EngineStart
+from eyas.engine.parallel.expert_plan import rank_loads
+from eyas.engine.parallel.group import ProcessGroup
+from eyas.engine.parallel.ranks import RankChannel, RankFollowers, RankInfo
+from tests.gpu import tp_check
+from tests.gpu.answer_latent import DENSE, write_whole
+from tests.gpu.dp_check import Paced
+from tests.gpu.time_parallel import _microseconds
+from tests.unit.loopback import wait_all
+
+BATCHES = (1, 8, 32, 128, 512)
+ROWS, HIDDEN = (1, 4, 16, 64, 128, 256, 512, 1024), (7168, 4096)
+PROMPTS, PROMPT = 24, 1024
+REPLICAS, HOT, FAVOURITES = 16, 0.15, 64
+KINDS = ("exchange", "v3:ep", "v3:tp", "v3:skew", "qwen:ep", "qwen:tp")
+LEAST_S, MOST_S, COMPILE_S = 15.0, 70.0, 180.0  # of a kind
+QWEN: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 1536,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "rope_scaling": None,
+    "max_position_embeddings": 40960,
+    "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
+}
+_follow = follower.main
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--layers", type=int, nargs=2, default=(3, 6), help="with experts: of v3, of qwen")
+    parser.add_argument("--seconds", type=float, default=100.0)
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--here", choices=KINDS, help="this kind, in this process")
+    args = parser.parse_args()
+    lines = FigureLines(args.out)
+    if args.here is not None:
+        run(args, lines)
+        sys.stdout.flush()
+        os._exit(0)
+    args.out.mkdir(parents=True, exist_ok=True)
+    write_models(args.out, args.layers)
+    own = [sys.executable, "-m", "tests.gpu.time_expert_ranks", "--out", str(args.out)]
+    own += ["--ranks", str(args.ranks), *(["--compile"] if args.compile else []), "--here"]
+    if args.compile:
+        for each in [subprocess.Popen([*own, kind]) for kind in args.kinds]:
+            each.wait(COMPILE_S)
+        return
+    for kind in args.kinds:
+        left = args.seconds - lines.passed_s
+        if left < LEAST_S:
+            lines.add(skipped=kind)
+            continue
+        try:
+            lines.add(kind=kind, exit=subprocess.run([*own, kind], timeout=min(left, MOST_S)).returncode)
+        except subprocess.TimeoutExpired:
+            lines.add(kind=kind, timeout=True)
+
+
+class FigureLines:
+    """Figures, as lines of a file and on the screen."""
+
+    def __init__(self, out: Path) -> None:
+        self._out, self._began = out, time.monotonic()
+
+    @property
+    def passed_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def add(self, **figures: Any) -> None:
+        line = json.dumps({"s": round(self.passed_s, 1)} | figures)
+        print(line, flush=True)
+        with (self._out / "experts.jsonl").open("a") as file:
+            file.write(line + "\n")
+
+
+def write_models(out: Path, layers: Sequence[int]) -> None:
+    """Folders of both cuts, without weights."""
+    write_whole(out / "v3", DENSE + layers[0])
+    write_model(ModelShape(4096, 12288, layers[1], 64, 4, vocab=151936), out / "qwen")
+    path = out / "qwen" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | QWEN))
+
+
+def configured(folder: Path, way: str, ranks: int) -> EngineConfig:
+    each = 1 if way == "tp" else ranks
+    graphs = tuple(sorted({max(1, batch // each) for batch in BATCHES}))
+    shared: dict[str, int] = {"tensor_parallel_size": ranks} if way == "tp" else {"dp_attention": ranks}
+    if way == "skew":
+        shared["expert_replicas"] = REPLICAS
+    return resolve_engine(
+        "cuda", model=str(folder), draft=None, load_format="dummy", worker="experts", transfer="none",
+        context_length=2048, max_running=max(graphs), max_waiting=4096, cuda_graph_bs=graphs,
+        cuda_graph_max_bs=max(graphs), mixed_tokens=0, chunk_tokens=1024, num_pages=6000,
+        prefill_attention_backend="triton", uniform_experts=way != "skew", tune_seconds=0.0, **shared,
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace, lines: FigureLines) -> None:
+    """One kind, or its kernels."""
+    if args.here == "exchange":
+        if not args.compile:
+            time_exchanges(args, lines)
+        return
+    name, way = args.here.split(":")
+    config = configured(args.out / name, way, args.ranks)
+    if args.compile:
+        EngineStart.of(config).wait_for_kernels()
+        return
+    tp_check.INPUT, tp_check.OUTPUT = 32, 48
+    if way == "skew":
+        skew()
+        follower.main = skewed_follower
+    engine = Paced(config)
+    lines.add(kind=args.here, ready=True)
+    engine.step_ms("warm", 8)
+    if way == "skew":
+        time_replicas(engine, lines)
+    else:
+        time_steps(engine, lines, args.here)
+
+
+def time_steps(engine: Paced, lines: FigureLines, label: str, batches: Sequence[int] = BATCHES) -> None:
+    for batch in batches:
+        lines.add(kind=label, batch=batch, step_ms=engine.step_ms(f"{label} {batch}", batch))
+    params, rate = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True), 0.0
+    for turn in range(2):  # the first one warms
+        prompts = [engine._request(f"{label} {turn} {i}", PROMPT, params) for i in range(PROMPTS)]
+        began = time.monotonic()
+        wait_all([engine.submit(each, split=False) for each in prompts], MOST_S)
+        rate = PROMPTS * PROMPT / (time.monotonic() - began)
+    lines.add(kind=label, prompt_tokens_per_s=round(rate))
+
+
+# --- a router with favourites ----------------------------------------------------------------------------
+
+
+def skew() -> None:
+    """Dummy corrections of routers have favourites from here on, as traffic of one domain has."""
+    noise = DummyWeights._noise
+
+    def made(self: DummyWeights, name: str, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+        found = noise(self, name, shape, dtype)
+        if not name.endswith("e_score_correction_bias"):
+            return found
+        (experts,) = shape
+        order = torch.rand(experts, generator=torch.Generator().manual_seed(7)).argsort()
+        bias = torch.zeros(experts)
+        bias[order[:FAVOURITES]] = torch.linspace(HOT, 0, FAVOURITES)
+        bias[: experts // 2] += HOT / 4
+        return bias.to(found)
+
+    DummyWeights._noise = made  # type: ignore[method-assign]
+
+
+def skewed_follower(loaded: EngineSpec, rank_info: RankInfo, channel: RankChannel) -> None:
+    skew()
+    _follow(loaded, rank_info, channel)
+
+
+def time_replicas(engine: Paced, lines: FigureLines) -> None:
+    """Steps without replicas, while some are made under 128 sequences, and with them."""
+    balance = engine.worker.engine._parts.balance
+    assert balance is not None
+    ranks, later = balance._ranks, float("inf")
+    balance._next = later
+    time_steps(engine, lines, "without replicas", BATCHES[1:])
+    balance._every_s, balance._next, first, moved = 0.3, 0.0, len(engine.landed), False
+    for turn in range(12):
+        before = ranks.replicas
+        engine.step_ms(f"moving {turn}", 128)
+        if moved and before == ranks.replicas:
+            break
+        moved = moved or before != ranks.replicas
+    balance._next = later
+    steps = [step for step in engine.landed[first:] if step[1] == 128]
+    gaps = [1e3 * (after[0] - before[0]) for before, after in pairwise(steps)]
+    gaps = [gap for gap in gaps if gap < 1e3]  # between two turns prompts come
+    replicas = [sum(expert >= 0 for expert in layer) for layer in ranks.replicas]
+    lines.add(
+        replicas=replicas, median_gap_ms=round(statistics.median(gaps), 2), largest_ms=sorted(gaps)[-5:]
+    )
+    for own, now in zip(balance._recent, ranks.replicas, strict=True):
+        done = [rank_loads(own, ranks.slots, each) for each in (ranks.slots.empty, now)]
+        lines.add(loads_of_ranks=[[round(float(x), 3) for x in each / each.mean()] for each in done])
+    time_steps(engine, lines, "with replicas", BATCHES[1:])
+
+
+# --- exchanges -------------------------------------------------------------------------------------------
+
+
+def time_exchanges(args: argparse.Namespace, lines: FigureLines) -> None:
+    with RankFollowers(_exchanging, args.ranks, args.out / "meeting") as followers:
+        followers.wait_ready(MOST_S)
+        for name, figures in _exchanges(followers.rank_info, followers.dismiss).items():
+            lines.add(rows=name, **figures)
+
+
+def _exchanging(rank_info: RankInfo, channel: RankChannel) -> None:
+    channel.ready()
+    _exchanges(rank_info, lambda: None)
+
+
+def _exchanges(rank_info: RankInfo, before_leaving: Callable[[], None]) -> dict[str, dict[str, float]]:
+    """Microseconds, the same on every rank."""
+    device = f"cuda:{rank_info.rank}"
+    group, found = ProcessGroup(rank_info, device), {}
+    us = functools.partial(_microseconds, group, calls=8)
+    for hidden in HIDDEN:
+        for rows in ROWS:
+            own = torch.zeros(rows, hidden, dtype=torch.bfloat16, device=device)
+            every = torch.zeros(group.ranks * rows, hidden, dtype=torch.bfloat16, device=device)
+            found[f"{rows} of {hidden} each"] = {
+                "gather": us(functools.partial(group.gather, own, every)),
+                "NCCL gather": us(functools.partial(group._collect, own, every)),
+                "back": us(functools.partial(group.sum_for_owners, every, own)),
+                "NCCL back": us(functools.partial(group._scatter, every, own)),
+                "sum": us(functools.partial(group.all_reduce, every)),
+                "NCCL sum": us(functools.partial(dist.all_reduce, every)),
+            }
+    before_leaving()
+    group.close()
+    return found
+
+
+if __name__ == "__main__":
+    main()
