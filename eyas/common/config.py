@@ -203,7 +203,7 @@ _ON_GPU = {
 GRAPH_ROWS = 1024
 """Larger rounds have no graph by default: of an 8B model they take the device longer than the host."""
 
-EXPERT_ROWS, MOST_CHUNK = 256, 8192
+EXPERT_ROWS, MOST_CHUNK = 512, 16384
 """Rows that an expert should have in a step of prompts, and rows of such a step, at most."""
 
 RESERVE_BYTES = 4 << 30

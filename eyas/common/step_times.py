@@ -26,6 +26,9 @@ LEAST_ROWS = 64
 MOST_BESIDE = 3072
 """Rows of a step that also decodes, however many prompt tokens wait and steps of prompts alone have."""
 
+MOST_TOGETHER = 8192
+"""Rows of a step with several prompts: the first of them waits for the last. One alone may have more."""
+
 FADE_S = 5.0
 """After steps of a kind that take this long, those before them have lost all but 1/e of their weight."""
 
@@ -112,6 +115,11 @@ class StepTimes:
 def beside(chunk_tokens: int) -> int:
     """The most rows of a step that also decodes, where steps of prompts have up to `chunk_tokens`."""
     return min(chunk_tokens, MOST_BESIDE)
+
+
+def behind(rows: int, taken: int) -> int:
+    """The rows that a step has left for further prompts, if it had room for `rows` and one has `taken`."""
+    return max(min(rows, MOST_TOGETHER) - taken, 0)
 
 
 class ChunkSize(NamedTuple):

@@ -12,7 +12,7 @@ import heapq
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 
-from eyas.common.step_times import PaceMeter, PromptShare, StepPace, StepTimes
+from eyas.common.step_times import PaceMeter, PromptShare, StepPace, StepTimes, behind
 from eyas.engine.scheduling.limits import GPU_YIELD
 from eyas.simulator.hardware import WorkerHardware
 from eyas.simulator.workload import BLOCK_TOKENS, SimulatedRequest
@@ -255,12 +255,12 @@ class SimulatedWorker:
             if not left:
                 break
             rows.append((job, min(job.missing, left)))
-            left -= rows[-1][1]
+            left = behind(left, rows[-1][1])
         while left and self._waiting and self._admit(self._waiting[0][2]):
             job = heapq.heappop(self._waiting)[2]
             self._prompts.append(job)
             rows.append((job, min(job.missing, left)))
-            left -= rows[-1][1]
+            left = behind(left, rows[-1][1])
         return tuple(rows)
 
     def _admit(self, job: SimulatedJob) -> bool:

@@ -19,7 +19,7 @@ from tests.unit.hybrid_rig import write_hybrid
 
 
 @pytest.mark.parametrize(
-    ("experts", "per_row", "chunk"), [(256, 8, 8192), (128, 8, 4096), (64, 8, 3072), (512, 10, 8192)]
+    ("experts", "per_row", "chunk"), [(256, 8, 16384), (128, 8, 8192), (64, 8, 4096), (512, 10, 16384)]
 )
 def test_a_hybrid_with_experts(experts: int, per_row: int, chunk: int, tmp_path: Path) -> None:
     write_hybrid(tmp_path, "qwen3_next", num_experts=experts, num_experts_per_tok=per_row)

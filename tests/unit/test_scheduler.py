@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from eyas.common import step_times
 from eyas.common.types import FirstToken, RequestChoice
 from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.ipc.messages import AttachKv, CancelGeneration, OpenPull, PullReady
@@ -106,6 +107,25 @@ def test_prompts_beside_rounds_are_cut_small_until_many_wait(waiting: int, expec
     rounds, chunk = rig.scheduler.schedule()
     assert (rounds.round, chunk.round) == (True, False)
     assert len(chunk.tokens) == expected
+
+
+def test_a_prompt_alone_has_more_rows_than_several_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_times, "MOST_TOGETHER", 6)
+
+    def rows(*prompts: int) -> list[list[int]]:
+        """Of two steps."""
+        rig, steps = Rig(max_running=4), []
+        rig.scheduler.tables.limits = replace(rig.scheduler.limits, chunk_tokens=12)
+        for number, count in enumerate(prompts):
+            rig.submit(request(tuple(range(40 * number, 40 * number + count)), id=str(number)))
+        for _ in range(2):
+            steps.append(rig.scheduler.schedule())
+            _apply(rig, steps[-1])
+        return [[len(work.tokens) for work in step if not work.round] for step in steps]
+
+    assert rows(31) == [[12], [12]]
+    assert rows(31, 5) == [[12], [12]], "the first of them has more than all together may"
+    assert rows(4, 5) == [[4, 2], [3]]
 
 
 def test_a_page_waits_for_its_eviction_once() -> None:

@@ -373,7 +373,7 @@ def _check_shared(head: DraftConfig, config: EngineConfig) -> None:
 
 def _chunk_of(target: ModelConfig, config: EngineConfig) -> int:
     """Prompt rows of a step. Where no option says how many, and layers have states: as many as give an expert
-    `EXPERT_ROWS`, up to `MOST_CHUNK`. Every step reads all experts, which takes as long as to multiply those.
+    `EXPERT_ROWS`, up to `MOST_CHUNK`. Every step reads all experts: beside so many products that is little.
     """
     if not config.open_chunk or target.delta is None:
         return config.chunk_tokens

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
 
-from eyas.common.step_times import MANY_STEPS, beside
+from eyas.common.step_times import MANY_STEPS, behind, beside
 from eyas.engine.batch.page_table import PageTable
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.ipc.messages import StateCache
@@ -307,7 +307,8 @@ class Scheduler:
         return works
 
     def _prompts(self, budget: int) -> list[SequenceWork]:
-        """Chunks of at most `budget` rows in total: of prompts that run, and of those that are admitted now.
+        """Chunks of at most `budget` rows in total: of prompts that run, and of those that are admitted now;
+        of several prompts at most `MOST_TOGETHER`.
 
         Where steps have little room, `budget` is of rows without context, and those prompts come first to
         which one that runs yields.
@@ -319,7 +320,7 @@ class Scheduler:
                 budget -= sum(map(self._rows_taken, admitted))
             if seq.occupancy == occupancy and (chunk := self._chunk(seq, budget)):
                 works.append(chunk)
-                budget -= self._rows_taken(chunk)
+                budget = behind(budget, self._rows_taken(chunk))
         return works + self._admissions(budget)
 
     def _admissions(self, budget: int, before: Sequence | None = None) -> list[SequenceWork]:
@@ -347,7 +348,7 @@ class Scheduler:
             shares.add(seq.generation, 1 + seq.keeps)
             if chunk := self._chunk(seq, budget):
                 works.append(chunk)
-                budget -= self._rows_taken(chunk)
+                budget = behind(budget, self._rows_taken(chunk))
         return works
 
     def _in_turn(self) -> SequenceOf[Sequence]:
