@@ -56,9 +56,13 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def reads_history(self) -> bool:
         """Whether sampling needs more than the model's row of logits, or must give more than a token."""
+        return self.grammar is not None or self.reads_more_than_grammar
+
+    @property
+    def reads_more_than_grammar(self) -> bool:
+        """Whether that is so, a grammar left out."""
         penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1.0
-        lists = self.logit_bias, self.bad_words
-        return any(penalties) or any(lists) or self.logprobs is not None or self.grammar is not None
+        return any(penalties) or any((self.logit_bias, self.bad_words)) or self.logprobs is not None
 
     def validate(self, vocab_size: int) -> None:
         """Raises InvalidRequest naming the first field with an invalid value."""

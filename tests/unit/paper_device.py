@@ -136,6 +136,17 @@ class PaperDevice:
     def drafts(self) -> np.ndarray:
         return torch.stack((self.tables.drafts[self._held], self.tables.parents[self._held]), 1).numpy()[None]
 
+    def mask(self, rows: np.ndarray) -> None:
+        """Samples what may follow by these masks, of rows that ask for no more."""
+        rounds = self._shape.batch * self._shape.width
+        for place, *mask in rows.tolist():
+            slot, ids = self._contexts[place]
+            if not ids:  # a node without a draft
+                continue
+            self._part["settled"][place] = self._token(slot, ids, np.array(mask, np.int32))
+            below = place < rounds and place % self._shape.width
+            self.masked_below += bool(below) and any(word != -1 for word in mask)
+
     def sample(self, rows: np.ndarray) -> list[torch.Tensor]:
         """By the specification, with what the rows and the tables say."""
         self.special_rows.append(len(rows))
@@ -322,10 +333,11 @@ class PaperDevice:
             if self.tables.places("seed", slot, 0, 1)[0] in poked:
                 self.tables.pages[slot] = -1
 
-    def _token(self, slot: int, ids: list[int]) -> int:
+    def _token(self, slot: int, ids: list[int], allowed: np.ndarray | None = None) -> int:
         if not self._is_real(slot):
             return 0
-        row = SampledRow(self._params(slot), int(self.tables.choice[slot]), len(ids), ids, (), ())
+        choice = int(self.tables.choice[slot])
+        row = SampledRow(self._params(slot), choice, len(ids), ids, (), (), allowed=allowed)
         return sample(logits_after(ids)[None], [row]).tokens[0]
 
     def _params(self, slot: int) -> SamplingParams:

@@ -15,10 +15,12 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.grammars.notations import Grammar
 from eyas.common.params import SamplingParams
 from eyas.common.types import FinishCause, GenerationRequest, RequestChoice
+from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device import special as special_rows
 from eyas.engine.device.special import DraftNodes, SpecialRows, SpecialSampler
-from eyas.engine.kernels.sampling.special import COLUMNS
+from eyas.engine.device.step import PlacedBatch, StepShape
+from eyas.engine.kernels.sampling.special import COLUMNS, mask_in_place
 from eyas.engine.sampling.sampler import SampledRow, sample
 from tests.unit.loopback import Loopback, Result, wait_all
 from tests.unit.test_device_engine import SIZES, on_device, tokens, write_head
@@ -68,6 +70,36 @@ def test_masked_rows_are_the_specifications(asked: dict) -> None:
             alone = sample(step.logits[place : place + 1].cpu(), [replace(row, allowed=None)])
             masks[place] = np.array(found.tokens != alone.tokens)
     assert any(bool(changed) for changed in masks.values()), "the masks changed nothing"
+
+
+def test_rows_that_have_masks_alone_are_sampled_with_all_others() -> None:
+    """By logits that were masked where they stand; what has no mask is as it was, and so is what asks for
+    more.
+    """
+    grammar = Grammar.regex("a*")
+    step = Step(
+        7, 1, [{"grammar": grammar}, {}, {"grammar": grammar, "logprobs": 1}, {"grammar": grammar}] * 2
+    )
+    works = [SequenceWork(seq, len(seq) - 1, [1], None, sample=True, round=True) for seq in step.rounds]
+    ends = [SequenceWork(seq, 0, [1], None, sample=True) for seq in step.ends]
+    rows = SpecialRows.of(StepShape(4, 1, 4, 4, 4), PlacedBatch(works, (), ends), EOS)
+    masks = {place: bits(step.rng.sample(range(VOCAB), 5)) for place in range(8)}
+    for place in rows._works:
+        rows.add_masks(place, [masks[place]])
+    assert rows.masked()[:, 0].tolist() == [0, 3, 4, 7] and len(rows.array()) == 2
+    before = step.logits.clone()
+    mask_in_place(step.logits, torch.from_numpy(rows.masked()).to(step.logits.device))
+    for place, seq in enumerate([*step.rounds, *step.ends]):
+        params = seq.generation.request.params
+        allowed = masks[place] if place in (0, 3, 4, 7) else None
+        found, alone = (
+            sample(logits[place : place + 1].cpu(), [SampledRow(params, 0, 9, (), (), (), (), mask)]).tokens[
+                0
+            ]
+            for logits, mask in ((step.logits, None), (before, allowed))
+        )
+        assert found == alone, place
+        assert torch.equal(step.logits[place], before[place]) == (allowed is None)
 
 
 def test_each_node_of_a_tree_has_a_mask_of_its_own() -> None:

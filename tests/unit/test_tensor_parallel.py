@@ -279,6 +279,7 @@ def test_rows_to_be_scored_arrive() -> None:
 def test_special_rows_arrive() -> None:
     rows = np.arange(-5, 3, dtype=np.int32).reshape(2, 4)
     assert np.array_equal(calls.rows_of(calls.sample(rows)), rows)
+    assert np.array_equal(calls.rows_of(calls.mask(rows)), rows)
 
 
 def test_those_who_join_arrive() -> None:

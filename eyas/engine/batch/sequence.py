@@ -214,6 +214,12 @@ class Sequence:
         params = self.generation.request.params
         return bool(self.next_forks) or params.reads_history or len(self.output) < params.min_tokens
 
+    @property
+    def masked_alone(self) -> bool:
+        """True if its next token needs the masks of a grammar, and else only temperature and filters."""
+        params = self.generation.request.params
+        return params.grammar is not None and not self.next_forks and not params.reads_more_than_grammar
+
     def grow(self, rows: int, *, drafted: bool) -> None:
         """The next `rows` rows have KV; draft KV too, if that was `drafted` and no earlier row lacks it."""
         whole = drafted and self.draft_len >= self.kv_len

@@ -15,6 +15,7 @@ from eyas.engine.parallel.ranks import RankCall
 
 BEGIN = "begin"
 SCORE = "score"
+MASK = "mask"
 SAMPLE = "sample"
 FEATURES = "features"
 FINISH = "finish"
@@ -72,6 +73,11 @@ def score_request_of(call: RankCall) -> ScoreRequest:
     return ScoreRequest(row, range(first, first + len(tokens)), tuple(tokens), top)
 
 
+def mask(rows: np.ndarray) -> RankCall:
+    """`rows`: int32 [n, 1 + words], as `StepExecutor.mask` takes them."""
+    return RankCall(MASK, rows.shape, rows.tobytes())
+
+
 def sample(rows: np.ndarray) -> RankCall:
     """`rows`: int32 [n, columns], as `StepExecutor.sample` takes them."""
     return RankCall(SAMPLE, rows.shape, rows.tobytes())
@@ -110,7 +116,7 @@ def features(rows: SequenceOf[int]) -> RankCall:
 
 
 def rows_of(call: RankCall) -> np.ndarray:
-    """Decodes the rows that `sample` encoded: int32 [n, columns], writable."""
+    """Decodes the rows that `mask` or `sample` encoded: int32 [n, columns], writable."""
     return np.frombuffer(bytearray(call.data), np.int32).reshape(call.numbers)
 
 

@@ -26,6 +26,7 @@ from eyas.engine.device.special import SLICE, padding_rows, score
 from eyas.engine.device.step import ArrivedState, CatchUp, FeatureRequest, JoinBatch, StepInput, StepShape
 from eyas.engine.kernels.drafts.forced import HEAD, draft_forced
 from eyas.engine.kernels.launch.recording import GraphRecorder
+from eyas.engine.kernels.sampling.special import mask_words
 from eyas.engine.kernels.states.rings import remake
 from eyas.engine.models.ops.recording import ExpertRecorder
 from eyas.engine.parallel.group import ProcessGroup
@@ -186,6 +187,13 @@ class StepExecutor:
         self._drafts_read = self._event()
 
     @torch.inference_mode()
+    def mask(self, rows: np.ndarray) -> None:
+        """Masks int32 [n, 1 + words] of rows of the step that was begun, before its `finish`."""
+        assert self._program is not None
+        if len(rows):
+            self._program.mask(_pinned(rows, self.state.device).to(self.state.device, non_blocking=True))
+
+    @torch.inference_mode()
     def sample(self, rows: np.ndarray) -> list[torch.Tensor]:
         """Special rows int32 [n, columns] of the step that was begun: their tokens, before its `finish`.
 
@@ -321,6 +329,8 @@ class StepExecutor:
         if shape.sampled:
             special = padding_rows(min(shape.sampled, SLICE), self.tables.padding_slot, self._vocab_size)
             program.sample_special(_pinned(special, self.state.device))
+            whole = torch.tensor([[0, *[-1] * mask_words(self._vocab_size)]], dtype=torch.int32)
+            program.mask(whole.to(self.state.device))  # of row 0, and allows all
         program.rest(program.choose())
         if shape.width > 1:
             padding = [self.tables.padding_slot, *[-1] * (HEAD - 1 + self.tables.drafts.shape[1])]

@@ -22,6 +22,7 @@ from eyas.engine.kernels.drafts import landing, paths
 from eyas.engine.kernels.drafts import rounds as round_kernels
 from eyas.engine.kernels.exchange import mailbox, row_ring
 from eyas.engine.kernels.sampling import sample
+from eyas.engine.kernels.sampling.special import mask_in_place
 from eyas.engine.kernels.states.accepted import keep_path
 from eyas.engine.kernels.states.groups import decoded
 from eyas.engine.kernels.states.order import DeltaLayer
@@ -227,6 +228,10 @@ class StepProgram:
         """
         part = self._part
         return self._state.special.sample(self.logits, part["positions"], part["settled"], rows)
+
+    def mask(self, rows: torch.Tensor) -> None:
+        """Masks the step's logits, before `choose`. `rows`: as of `mask_in_place`."""
+        mask_in_place(self.logits, rows)
 
     def features(self, rows: torch.Tensor) -> torch.Tensor:
         """[n, head width]: of the forward's rows, int64 [n]."""

@@ -61,6 +61,11 @@ class Rank0Executor(StepExecutor):
             self._tell(calls.features, rows, others)
             return super().features(rows)
 
+    def mask(self, rows: np.ndarray, *others: np.ndarray) -> None:
+        with self._leader.together():
+            self._tell(calls.mask, rows, others)
+            super().mask(rows)
+
     def sample(self, rows: np.ndarray, *others: np.ndarray) -> list[torch.Tensor]:
         with self._leader.together():
             self._tell(calls.sample, rows, others)

@@ -211,6 +211,9 @@ class DeviceRunner:
         return every
 
     def _sample(self, special: SequenceOf[SpecialRows]) -> list[SpecialReport]:
+        masked = [rows.masked() for rows in special]
+        if any(map(len, masked)):
+            self._executor.mask(*masked)
         if not any(special):
             return [rows.report(()) for rows in special]
         arrays = [rows.array() for rows in special]

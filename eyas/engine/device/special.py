@@ -5,6 +5,9 @@ device, for these rows only, between a step's forward and its verdict, in memory
 The host says which rows and with which numbers; what it reads of the result, it reads when the step has
 landed.
 
+Rows that have a mask, and nothing else that is special, are no work of that kind: their logits are masked
+where they stand, and sampled with all others.
+
 The masks of a step's rows are filled on the host while the device computes the forward. Only the device knows
 which drafts stand below a sequence's root. Where an output is held to a grammar, they are read back before
 the forward begins.
@@ -51,23 +54,26 @@ class SpecialRows:
         self._by_place: dict[int, _SpecialRow] = {}
         self._works: dict[int, SequenceWork] = {}  # as `_by_place`
         self._masks: dict[int, np.ndarray] = {}  # by the place in `_places`
+        self._widths: dict[int, int] = {}  # of what has masks alone, by the place of its first row
+        self._masked: dict[int, np.ndarray] = {}  # masks of those rows, by their place
 
     @classmethod
     def of(cls, shape: StepShape, placed: PlacedBatch, eos_ids: tuple[int, ...]) -> Self:
         """Collects the special rows of a step."""
         rows, first = cls(eos_ids), shape.batch * shape.width
-        for i, work in enumerate(placed.rounds):
-            if work.seq.special:
-                rows.add_round(i * shape.width, shape.width, work.seq)
-                rows._works[i * shape.width] = work
-        for place, work in enumerate(placed.singles, start=first):
-            if work.seq.special:
-                rows.add_round(place, 1, work.seq)
-                rows._works[place] = work
-        for place, work in enumerate(placed.ends, start=shape.round_rows):
-            if work.seq.special:
+        works = [(i * shape.width, shape.width, work) for i, work in enumerate(placed.rounds)]
+        works += [(place, 1, work) for place, work in enumerate(placed.singles, start=first)]
+        works += [(place, 1, work) for place, work in enumerate(placed.ends, start=shape.round_rows)]
+        for place, width, work in works:
+            if not work.seq.special:
+                continue
+            rows._works[place] = work
+            if work.seq.masked_alone:
+                rows.add_masked(place, width)
+            elif work.round:
+                rows.add_round(place, width, work.seq)
+            else:
                 rows.add_end(place, work.seq)
-                rows._works[place] = work
         return rows
 
     def fill(self, masks: StepMasks) -> None:
@@ -77,6 +83,10 @@ class SpecialRows:
 
     def __bool__(self) -> bool:
         return bool(self._places)
+
+    def add_masked(self, place: int, width: int) -> None:
+        """Adds `width` rows from `place` on that have masks and are not special else."""
+        self._widths[place] = width
 
     def add_round(self, place: int, width: int, seq: Sequence) -> None:
         """A round whose `width` rows stand from `place` on among the step's sampled rows."""
@@ -90,6 +100,10 @@ class SpecialRows:
         """Adds the masks of the row at `place`: of its nodes, the root first, as far as there are any; forks
         get the root's.
         """
+        if place in self._widths:
+            own = enumerate(masks[: self._widths[place]], start=place)
+            self._masked |= {row: mask for row, mask in own if mask is not None}
+            return
         row = self._by_place[place]
         node_masks = [*masks[: row.width], *list(masks[:1]) * len(row.forks)]
         self._masks |= {row.first + i: mask for i, mask in enumerate(node_masks) if mask is not None}
@@ -125,6 +139,14 @@ class SpecialRows:
             range(len(both)) if words else ()
         ):  # each word is written once: there are megabytes of them
             rows[row, len(COLUMNS) :] = self._masks.get(row, _ALL)
+        return rows
+
+    def masked(self) -> np.ndarray:
+        """int32 [n, 1 + mask words] of the rows that have masks alone: their places, and the masks."""
+        words = max((len(mask) for mask in self._masked.values()), default=0)
+        rows = np.empty((len(self._masked), 1 + words), np.int32)
+        for row, (place, mask) in zip(rows, self._masked.items(), strict=True):
+            row[0], row[1:] = place, mask
         return rows
 
     def report(self, reports: SequenceOf[torch.Tensor]) -> SpecialReport:

@@ -65,6 +65,7 @@ class FollowerRank:
         self.calls: RankCalls = {
             calls.BEGIN: self._begin,
             calls.SCORE: self._score,
+            calls.MASK: self._mask,
             calls.SAMPLE: self._sample,
             calls.FEATURES: self._features,
             calls.FINISH: self._finish,
@@ -80,6 +81,9 @@ class FollowerRank:
 
     def _score(self, call: RankCall) -> None:
         self._executor.score(calls.score_request_of(call))
+
+    def _mask(self, call: RankCall) -> None:
+        self._executor.mask(calls.rows_of(call))
 
     def _sample(self, call: RankCall) -> None:
         self._executor.sample(calls.rows_of(call))

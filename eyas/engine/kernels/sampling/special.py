@@ -121,10 +121,22 @@ def mask_words(vocab: int) -> int:
 
 def mask(work: SpecialWorkspace, count: int) -> None:
     """Sets the first `count` of `work.logits` to -inf where `work.masks` do not allow a token."""
-    vocab = work.logits.shape[1]
+    _launch_mask(work.masks[:count], 0, work.logits)
+
+
+def mask_in_place(logits: torch.Tensor, rows: torch.Tensor) -> None:
+    """Sets `logits` float32 [N, vocab] to -inf where masks do not allow a token. `rows` int32
+    [n, 1 + mask_words(vocab)]: which row of the logits, and its mask.
+    """
+    _launch_mask(rows, 1, logits)
+
+
+def _launch_mask(rows: torch.Tensor, first: int, logits: torch.Tensor) -> None:
+    """`first`: the column with which masks begin; where it is 0, row i is that of row i of the logits."""
+    vocab = logits.shape[1]
     tile = min(_TILE, power_of_2(vocab))
-    _mask[(count, cdiv(vocab, tile))](
-        *(work.masks, work.masks.stride(0), work.logits), VOCAB=vocab, TILE=tile, num_warps=8
+    _mask[(rows.shape[0], cdiv(vocab, tile))](
+        *(rows, rows.stride(0), logits, logits.stride(0)), FIRST=first, VOCAB=vocab, TILE=tile, num_warps=8
     )
 
 
@@ -229,11 +241,15 @@ def _process(
 
 
 @kernel
-def _mask(masks, stride, logits, VOCAB: tl.constexpr, TILE: tl.constexpr):
-    row, ids = tl.program_id(0), tl.program_id(1) * TILE + tl.arange(0, TILE)
-    words = tl.load(masks + row * stride + ids // 32, mask=ids < VOCAB, other=-1)
+def _mask(rows, stride, logits, logits_stride, FIRST: tl.constexpr, VOCAB: tl.constexpr, TILE: tl.constexpr):
+    rows += tl.program_id(0) * stride
+    place = tl.program_id(0)
+    if FIRST > 0:
+        place = tl.load(rows)
+    ids = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    words = tl.load(rows + FIRST + ids // 32, mask=ids < VOCAB, other=-1)
     banned = ((words >> (ids % 32)) & 1) == 0
-    out = logits + row.to(tl.int64) * VOCAB + ids
+    out = logits + place.to(tl.int64) * logits_stride + ids
     tl.store(out, tl.full([TILE], -float("inf"), tl.float32), mask=banned & (ids < VOCAB))
 
 
