@@ -133,6 +133,7 @@ def _engine(args: argparse.Namespace) -> EngineConfig:
         log_level=args.log_level,
         max_loras=_adapter_slots(args),
         max_lora_rank=getattr(args, "max_lora_rank", EngineConfig.max_lora_rank),
+        lora_experts=getattr(args, "lora_experts", False),
         speculation=_speculation_config(args),
     )
 

@@ -314,6 +314,8 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
         flags["uniform-experts"] = True
     if engine.max_loras:
         flags |= {"max-loras": engine.max_loras, "max-lora-rank": engine.max_lora_rank}
+        if engine.lora_experts:
+            flags["lora-experts"] = True
     return flags
 
 

@@ -121,6 +121,7 @@ class EngineConfig:
     overlap_schedule: bool = False  # prepare a step while the one before it runs
     max_loras: int = 0  # slots of adapters on the device, which a batch mixes; 0: none can be loaded
     max_lora_rank: int = 16  # the largest rank of one; every slot has room for it
+    lora_experts: bool = False  # they may update experts, too, and every slot has room for that
     tune_seconds: float = 0.0  # a first start's search for tiles that no table has; 0: none
     memory_saver: bool = False  # weights can leave a GPU at times, and come back
     uniform_experts: bool = False  # chance chooses experts, for benchmarks; answers mean nothing

@@ -194,7 +194,7 @@ MODEL = (
     FlagRow(
         SGLANG,
         ("--lora-backend", "--lora-target-modules"),
-        AcceptedFlag("any linear module may have an update"),
+        AcceptedFlag("any linear module may have an update (experts: --lora-experts)"),
         MANY,
     ),
     FlagRow(

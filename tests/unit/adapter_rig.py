@@ -23,13 +23,13 @@ def is_turned(model: Path) -> bool:
 
 
 def stored_matrices(model: Path) -> dict[str, torch.Tensor]:
-    """The linear modules of a folder's layers, by their names: what is stored of each."""
+    """The linear modules of a folder's layers but for routers, by their names: what is stored of each."""
     weights = load_file(model / "model.safetensors")
     layers = re.compile(r"(^|\.)(layers|h)\.\d+\.")
     return {
         name.removesuffix(".weight"): weight
         for name, weight in weights.items()
-        if name.endswith(".weight") and weight.dim() == 2 and layers.search(name)
+        if re.search(r"(?<!\.gate)\.weight$", name) and weight.dim() == 2 and layers.search(name)
     }
 
 

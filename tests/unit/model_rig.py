@@ -13,9 +13,10 @@ from eyas.engine.attention.torch_heads import torch_attention
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import FolderWeights
+from eyas.engine.formats.adapted import Adapted
 from eyas.engine.kv.groups import page_layers
 from eyas.engine.kv.pool import KvPool, PoolShape
-from eyas.engine.layers.adapted import AdaptedLinear, PlainAdapters
+from eyas.engine.layers.adapted import PlainAdapters
 from eyas.engine.models.base import Drafted
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.heads import head_family, head_spelling, read_head
@@ -51,10 +52,9 @@ class Rig:
         self.backend = torch_attention(self.config, shape)
         known = self.config
         with FolderWeights(folder, known.spelling, quantized=known.quantized, fused=known.fused) as weights:
-            machine = TorchMachine(self.config, self.backend, adapted=adapted > 0)
+            machine = TorchMachine(self.config, self.backend, adapted=Adapted.of(adapted, experts=True))
             self.model = Decoder(self.config, weights, machine)
-        matrices = [each for each in self.model.projections if isinstance(each, AdaptedLinear)]
-        self.adapters = PlainAdapters(self.config, matrices, adapted, 64) if adapted else None
+        self.adapters = PlainAdapters(self.config, self.model.projections, adapted, 64) if adapted else None
         order = torch.randperm(pages, generator=torch.Generator().manual_seed(7))
         self._free = order.tolist()
 

@@ -20,7 +20,9 @@ from eyas.common.types import GenerationRequest
 from eyas.engine.loading import follower
 from tests.unit import tensor_core
 from tests.unit.device_ranks_rig import interpreted_follower
+from tests.unit.test_device_deepseek import FEW, V3
 from tests.unit.test_device_engine import SIZES, write_head
+from tests.unit.tiny_deepseek import write_tiny_nextn_deepseek
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
@@ -51,6 +53,21 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
         max_loras=2,
         max_lora_rank=32,
     )
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory, plain: EngineConfig) -> EngineConfig:
+    """One adapter updates all experts, and the shared one; the other some of their matrices."""
+    folder = tmp_path_factory.mktemp("experts")
+    write_tiny_nextn_deepseek(folder / "target", V3)
+    names = (*(f"experts.{i}" for i in range(FEW["n_routed_experts"])), "shared_experts")
+    modules = tuple(f".1.mlp.{name}.{part}_proj" for name in names for part in ("gate", "up", "down"))
+    for seed in range(2):
+        write_adapter(
+            folder / f"a{seed}", folder / "target", rank=12 * (1 + seed), seed=seed, modules=modules
+        )
+        modules = (".1.mlp.experts.1.up_proj", ".1.mlp.experts.2.down_proj", ".0.self_attn.q_a_proj")
+    return replace(plain, model=str(folder / "target"), pool_dir=str(folder), lora_experts=True)
 
 
 def _on_device(plain: EngineConfig, **changes: object) -> EngineConfig:
@@ -88,6 +105,16 @@ def test_the_device_says_what_plain_torch_does(plain: EngineConfig) -> None:
 
 def test_exact_answers_follow_their_own_adapter_alone(plain: EngineConfig) -> None:
     exact = _on_device(plain, dtype="float16", deterministic=True)
+    with tensor_core.hopper():
+        assert _answers(exact, alone=True) == _answers(exact)
+
+
+def test_experts_on_the_device_say_what_plain_torch_does(experts: EngineConfig) -> None:
+    assert _answers(_on_device(experts)) == _answers(experts)
+
+
+def test_exact_answers_of_experts_follow_their_own_adapter_alone(experts: EngineConfig) -> None:
+    exact = _on_device(experts, dtype="float16", deterministic=True)
     with tensor_core.hopper():
         assert _answers(exact, alone=True) == _answers(exact)
 

@@ -87,7 +87,6 @@ def test_an_id_is_the_contents(tmp_path: Path, model: Path) -> None:
         ({"lora_bias": True}, "lora_bias"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights pissa_niter_4"),
         ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication"),
-        ({"target_parameters": ["experts.gate_up_proj"]}, "target_parameters"),
         ({"trainable_token_indices": [1]}, "trainable_token_indices"),
         ({"alora_invocation_tokens": [1, 2]}, "activated LoRA"),
         ({"r": 0}, "r 0 must be 1 or more"),

@@ -44,22 +44,24 @@ MORE = (
     "opt",
     "gptj",
 )
-ATTENTION = {
-    "mixtral": ("q_proj", "k_proj", "v_proj", "o_proj"),
-    "deepseek_v3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"),
+UPDATED = {
+    "deepseek_v3": (
+        *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    ),
 }
-"""Modules of families that have others, which adapters do not update."""
+"""Modules of families that have others, which adapters do not update: the keys' and values' of latents."""
 
 
 @pytest.mark.parametrize(
     "family",
     [
-        *("qwen3", "phi3", "gpt2", "gpt_neox", "deepseek_v3"),
+        *("qwen3", "phi3", "gpt2", "gpt_neox", "deepseek_v3", "qwen3_moe"),
         *(pytest.param(family, marks=pytest.mark.slow) for family in MORE),
     ],
 )
 def test_an_adapter_is_the_merged_model(tmp_path: Path, family: str) -> None:
     write_family(tmp_path / "model", family)
-    modules = ATTENTION.get(family, ())
+    modules = UPDATED.get(family, ())
     adapter = write_adapter(tmp_path / "adapter", tmp_path / "model", modules=modules)
     _check(tmp_path / "model", adapter, tmp_path / "merged")

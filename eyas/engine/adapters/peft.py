@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 
 from eyas.common.errors import ConfigError, InvalidRequest, NotFound
 from eyas.common.model_folder import read_json_object
+from eyas.engine.adapters.fused_experts import FusedParameter, parameter_of
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.host_tensors import HostSlice, HostTensors, TensorPlace, read_files
@@ -49,7 +50,6 @@ _UNSERVED = {
     "use_qalora": "QALoRA (use_qalora)",
     "use_bdlora": "block-diagonal factors (use_bdlora)",
     "layer_replication": "replicated layers (layer_replication)",
-    "target_parameters": "parameters of experts (target_parameters)",
     "trainable_token_indices": "embeddings of tokens (trainable_token_indices)",
     "alora_invocation_tokens": "activated LoRA (alora_invocation_tokens)",
     "arrow_config": "a router of adapters (arrow_config)",
@@ -144,8 +144,24 @@ class StoredFactor(NamedTuple):
     place: TensorPlace
 
 
-FactorPairs = dict[str, tuple[StoredFactor, StoredFactor]]
-"""Both factors, A and B, by module."""
+@dataclass(frozen=True)
+class FactorPair:
+    """Both factors of a module, A and B, or of one of its parameters that all experts share."""
+
+    module: str
+    lower: StoredFactor
+    upper: StoredFactor
+    parameter: FusedParameter | None
+
+    @property
+    def name(self) -> str:
+        """By which patterns know it."""
+        return self.module if self.parameter is None else self.parameter.name
+
+    @property
+    def experts(self) -> int:
+        """Of so many each factor is."""
+        return 1 if self.parameter is None else self.parameter.experts
 
 
 def read_adapter(
@@ -162,12 +178,12 @@ def read_adapter(
         if not (folder / name).is_file():
             raise NotFound(f"{folder} has no {name}", param=LORA_PATH)
     config = PeftConfig.read(folder)
-    pairs: FactorPairs = {}
+    pairs: list[FactorPair] = []
 
     def room(places: dict[str, TensorPlace]) -> HostTensors:
-        pairs.update(_pairs(places, folder))
-        for module, pair in pairs.items():
-            _check_pair(module, pair, config.rank_of(module), most_rank)
+        pairs.extend(_pairs(places, folder, model))
+        for pair in pairs:
+            _check_pair(pair, config.rank_of(pair.name), most_rank)
         _check_matrices(pairs, model, folder, check)
         return HostTensors(places)
 
@@ -176,18 +192,18 @@ def read_adapter(
     except (OSError, ConfigError) as error:
         raise _wrong(str(error)) from None
     updates: dict[str, LowRankUpdate] = {}
-    scalings = {module: config.scaling_of(module) for module in pairs}
+    scalings = {pair.name: config.scaling_of(pair.name) for pair in pairs}
     with ThreadPoolExecutor(1, "digest") as beside:
         digest = beside.submit(file.digest)
-        for module, (lower, upper) in pairs.items():
-            update = LowRankUpdate(file.tensor(lower.name), file.tensor(upper.name), scalings[module])
-            updates |= _updates(module, update, model)
+        for pair in pairs:
+            down, up = file.tensor(pair.lower.name), file.tensor(pair.upper.name)
+            updates |= _updates(pair, LowRankUpdate(down, up, scalings[pair.name]), model)
         _check_numbers(pairs, file)
     content = f"{digest.result()} {sorted(scalings.items())}"
     return PeftAdapter(hashlib.sha256(content.encode()).hexdigest()[:16], updates)
 
 
-def _pairs(places: Mapping[str, TensorPlace], folder: Path) -> FactorPairs:
+def _pairs(places: Mapping[str, TensorPlace], folder: Path, model: ModelConfig) -> Iterator[FactorPair]:
     """Both factors of each module, in the order of their names."""
     factors: dict[str, dict[str, StoredFactor]] = {}
     for name, place in places.items():
@@ -201,47 +217,54 @@ def _pairs(places: Mapping[str, TensorPlace], folder: Path) -> FactorPairs:
         pair[match["factor"]] = StoredFactor(name, place)
     if not factors:
         raise _wrong(f"{folder / TENSORS} has no factors (base_model.model.<module>.lora_A.weight)")
-    for module, pair in factors.items():
+    for module, pair in sorted(factors.items()):
         if len(pair) < 2:
             raise _wrong(f"module {module} of {folder} has no lora_{'A' if 'B' in pair else 'B'}")
-    return {module: (pair["A"], pair["B"]) for module, pair in sorted(factors.items())}
+        shapes = pair["A"].place.shape, pair["B"].place.shape
+        yield FactorPair(module, pair["A"], pair["B"], parameter_of(module, *shapes, model))
 
 
-def _check_pair(module: str, pair: tuple[StoredFactor, StoredFactor], rank: int, most: int) -> None:
+def _check_pair(pair: FactorPair, rank: int, most: int) -> None:
     """Raises InvalidRequest for factors that are none of this rank."""
-    for name, (_, place), side in zip(("lora_A", "lora_B"), pair, (0, 1), strict=True):
+    for name, (_, place), side in (("lora_A", pair.lower, 0), ("lora_B", pair.upper, 1)):
         if place.dtype not in _FLOATS:
-            raise _wrong(f"{name} of {module} is stored as {place.dtype}")
-        if len(place.shape) != 2 or place.shape[side] != rank:
-            raise _wrong(f"{name} of {module} is {place.shape}: no factor of rank {rank}")
+            raise _wrong(f"{name} of {pair.module} is stored as {place.dtype}")
+        if len(place.shape) != 2 or place.shape[side] != rank * pair.experts:
+            raise _wrong(f"{name} of {pair.module} is {place.shape}: no factor of rank {rank}")
     if rank > most:
-        raise _wrong(f"{module} has rank {rank}; {most} is the most (--max-lora-rank)")
+        raise _wrong(f"{pair.module} has rank {rank}; {most} is the most (--max-lora-rank)")
 
 
-def _check_matrices(pairs: FactorPairs, model: ModelConfig, folder: Path, check: MatrixCheck) -> None:
+def _check_matrices(
+    pairs: Sequence[FactorPair], model: ModelConfig, folder: Path, check: MatrixCheck
+) -> None:
     """Raises InvalidRequest for a matrix that several modules update; what `check` raises."""
     seen: set[str] = set()
-    for module, pair in pairs.items():
-        down, up = (torch.empty(place.shape, device="meta") for _, place in pair)
+    for pair in pairs:
+        down, up = (torch.empty(place.shape, device="meta") for _, place in (pair.lower, pair.upper))
         shaped = LowRankUpdate(down, up)
-        for name, update in _updates(module, shaped, model).items():
+        for name, update in _updates(pair, shaped, model).items():
             if name in seen:
-                raise _wrong(f"module {module} updates {name}, as another module of {folder} does")
+                raise _wrong(f"module {pair.module} updates {name}, as another module of {folder} does")
             seen.add(name)
             check(name, (update.stored.shape[0], update.down.shape[1]))
 
 
-def _check_numbers(pairs: FactorPairs, file: HostTensors) -> None:
+def _check_numbers(pairs: Sequence[FactorPair], file: HostTensors) -> None:
     """Raises InvalidRequest for a factor that holds what is no number."""
-    ends = [torch.stack(torch.aminmax(file.tensor(name))) for pair in pairs.values() for name, _ in pair]
+    names = [factor.name for pair in pairs for factor in (pair.lower, pair.upper)]
+    ends = [torch.stack(torch.aminmax(file.tensor(name))) for name in names]
     finite = torch.stack(ends).isfinite().all(dim=1)
     for place in (~finite).nonzero().flatten().tolist()[:1]:
-        raise _wrong(f"lora_{'AB'[place % 2]} of {list(pairs)[place // 2]} holds NaN or infinity")
+        raise _wrong(f"lora_{'AB'[place % 2]} of {pairs[place // 2].module} holds NaN or infinity")
 
 
-def _updates(module: str, update: LowRankUpdate, model: ModelConfig) -> dict[str, LowRankUpdate]:
+def _updates(pair: FactorPair, update: LowRankUpdate, model: ModelConfig) -> dict[str, LowRankUpdate]:
     """The update of a module, by the names of the model's matrices that it is."""
-    name = model.spelling(f"{module}.weight")
+    if pair.parameter is not None:
+        each = pair.parameter.factors(update.down, update.stored, model)
+        return {part: replace(update, down=down, stored=up) for part, down, up in each}
+    name = model.spelling(f"{pair.module}.weight")
     joined = next((kind for kind in model.fused if kind.holds(name)), None)
     if joined is None:
         return {name: update}
@@ -250,7 +273,7 @@ def _updates(module: str, update: LowRankUpdate, model: ModelConfig) -> dict[str
     try:
         parts = list(joined.split(name, tuple(up.shape)))
     except ConfigError as error:
-        raise _wrong(f"lora_B of {module} does not fit {model.architecture}: {error}") from None
+        raise _wrong(f"lora_B of {pair.module} does not fit {model.architecture}: {error}") from None
     ups = {part: (view(stored) if view else stored)[:] for part, view in parts}
     return {part: replace(update, stored=up) for part, up in ups.items()}
 

@@ -41,20 +41,20 @@ class DeviceAdapters:
         """`rank`: the largest of an adapter."""
         self.slots = slots
         self._config, self._rank, self._device = config, rank, device
-        self._sites = AdapterSites([matrix.site for matrix in matrices])
+        self._sites = AdapterSites([site for matrix in matrices for site in matrix.sites])
         self._words = self._sites.words(rank)
         dtype = matrices[0].site.placement.dtype
         self._numbers = torch.zeros(slots * self._words, dtype=dtype, device=device)
-        self._places = torch.zeros(slots + 1, len(matrices), 2, dtype=torch.int64, device=device)
+        count = len(self._sites.sites)
+        self._places = torch.zeros(slots + 1, count, 2, dtype=torch.int64, device=device)
         self._stream = torch.cuda.Stream(device) if device.startswith("cuda") else None
-        for number, matrix in enumerate(matrices):
-            matrix.numbers = SiteNumbers(
-                self._numbers,
-                self._places[:, number],
-                matrix.site.part_of_rows.to(device),
-                len(matrix.site.parts),
-                filled(rank),
-            )
+        first = 0
+        for matrix in matrices:
+            own = matrix.sites[0]  # of experts all are alike
+            places = self._places[:, first] if len(matrix.sites) == 1 else self._places.view(-1, 2)[first:]
+            parts = own.part_of_rows.to(device), len(own.parts)
+            matrix.numbers, matrix.apart = SiteNumbers(self._numbers, places, *parts, filled(rank)), count
+            first += len(matrix.sites)
 
     def read(self, folder: Path) -> PackedAdapter:
         """The adapter in a folder, in memory that is page-locked as long as it lives. Called by a thread of

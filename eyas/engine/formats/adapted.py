@@ -6,6 +6,7 @@ An `AdaptedProjection` is its base in all that a format is; who multiplies by it
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Self
@@ -22,13 +23,27 @@ from eyas.engine.kernels.products.blocks import Rows, StoredWeight
 from eyas.engine.kernels.products.skinny import SkinnyWeight
 from eyas.engine.kernels.products.updates import SiteNumbers
 
-_NOT_UPDATED = (".experts.", ".shared_expert")
+_OF_EXPERTS = (".experts.", ".shared_expert")
 """Parts of the names of matrices that kernels of experts read."""
 
 
-def is_updated(names: list[str]) -> bool:
-    """True if adapters may update the product of these tensors."""
-    return not any(part in name for name in names for part in _NOT_UPDATED)
+class Adapted(enum.Enum):
+    """The matrices of a model's layers that adapters may update."""
+
+    NOTHING = "none"
+    OTHERS = "those of no expert"
+    ALL = "all"
+
+    @classmethod
+    def of(cls, slots: int, experts: bool) -> Adapted:
+        """Of an engine with so many slots, which may have room for updates of experts."""
+        return cls.NOTHING if not slots else cls.ALL if experts else cls.OTHERS
+
+    def takes(self, names: list[str]) -> bool:
+        """True if adapters may update the product of these tensors."""
+        if self is not Adapted.OTHERS:
+            return self is Adapted.ALL
+        return not any(part in name for name in names for part in _OF_EXPERTS)
 
 
 @dataclass(frozen=True)
@@ -57,12 +72,29 @@ class AdaptedLoader(Generic[ProjectionT]):
 
 
 class AdaptedProjection(Projection):
-    """A matrix on a device, and the updates of its slots once they have memory: `numbers`."""
+    """A matrix on a device, or one of each expert, and the updates of its slots once they have memory:
+    `numbers`. Of experts every one is a site, and `places` of `numbers` has theirs one after the other:
+    `apart`, how many places lie between those of two slots.
+    """
 
     numbers: SiteNumbers | None = None
+    apart: int = 0
 
-    def __init__(self, base: Projection, site: AdapterSite) -> None:
-        self.base, self.site = base, site
+    def __init__(self, base: Projection, *sites: AdapterSite) -> None:
+        self.base, self.sites = base, list(sites)
+
+    @property
+    def site(self) -> AdapterSite:
+        """Of one matrix."""
+        (site,) = self.sites
+        return site
+
+    def places_of(self, slots: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Of each choice of rows with these slots int32 [m], experts int32 [m, n], the place of its expert's
+        update: int32 [m n]; 0: there is none.
+        """
+        own = slots[:, None]
+        return torch.where((own > 0) & (experts >= 0), own * self.apart + experts, 0).int().view(-1)
 
     @property
     def weight(self) -> StoredWeight:
@@ -98,7 +130,7 @@ class AdaptedProjection(Projection):
         """As the base; what it takes, lower factors take too."""
         left = self.base.folded(gain)
         if left is None:  # what adapters add reads the same rows
-            self.site = replace(self.site, gain=gain)
+            self.sites = [replace(self.site, gain=gain)]
         return left
 
     def below(self, lower: Projection) -> Self:
@@ -111,12 +143,13 @@ class AdaptedProjection(Projection):
         return type(self)(self.base.in_order(rows), self.site.in_order(rows))
 
     def room(self, count: int) -> Self:
-        """Raises TypeError: experts are none of these."""
-        raise TypeError("experts are not updated")
+        """The base's, and as many sites."""
+        return type(self)(self.base.room(count), *self.sites * count)
 
     def put(self, place: int, part: Any) -> None:
-        """Raises TypeError, as `room`."""
-        raise TypeError("experts are not updated")
+        """Puts the base and the site of an expert in their places."""
+        self.base.put(place, part.base)
+        self.sites[place] = part.site
 
     def apply(self, x: Rows, products: GroupedProducts, bias: torch.Tensor | None = None) -> torch.Tensor:
         """The base's product alone."""

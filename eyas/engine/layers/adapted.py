@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -17,7 +17,7 @@ from eyas.engine.adapters.peft import read_adapter
 from eyas.engine.adapters.sites import AdapterSite, AdapterSites, PackedAdapter
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.fp8 import RowRounding
-from eyas.engine.layers.linear import Linear
+from eyas.engine.layers.linear import Linear, LinearExperts
 
 RowsOfSlots = Sequence[tuple[int, torch.Tensor]]
 """Of each slot that rows of a forward have: their numbers, int64 [n]."""
@@ -84,14 +84,30 @@ class AdaptedLinear(Linear):
         return made
 
 
+def product(
+    x: torch.Tensor, matrix: Linear, bias: torch.Tensor | None = None, groups: RowsOfSlots = ()
+) -> torch.Tensor:
+    """x [m, k] times a matrix [n, k] plus bias [n], and plus what the slots of `groups` add: [m, n]."""
+    made = matrix(x, bias)
+    return matrix.updated(made, x, groups) if groups and isinstance(matrix, AdaptedLinear) else made
+
+
+def among(rows: torch.Tensor, groups: RowsOfSlots) -> RowsOfSlots:
+    """The groups of some of the rows, int64 [n], by their places among these."""
+    parts = [(slot, torch.isin(rows, own).nonzero()[:, 0]) for slot, own in groups]
+    return [(slot, places) for slot, places in parts if len(places)]
+
+
 class PlainAdapters:
     """An `AdapterMemory`: the slots of a model's matrices."""
 
-    def __init__(self, config: ModelConfig, matrices: Sequence[AdaptedLinear], slots: int, rank: int) -> None:
-        """`rank`: the largest of an adapter."""
+    def __init__(self, config: ModelConfig, products: Sequence[Any], slots: int, rank: int) -> None:
+        """`products`: of the model; `rank`: the largest of an adapter."""
         self.slots = slots
-        self._config, self._matrices, self._rank = config, matrices, rank
-        self._sites = AdapterSites([matrix.site for matrix in matrices])
+        self._config, self._rank = config, rank
+        each = [part for one in products for part in (one.each if isinstance(one, LinearExperts) else (one,))]
+        self._matrices = [matrix for matrix in each if isinstance(matrix, AdaptedLinear)]
+        self._sites = AdapterSites([matrix.site for matrix in self._matrices])
 
     def renew(self, adapter: PackedAdapter) -> None:
         """Does nothing: no factor has a number of the weights in it."""

@@ -45,7 +45,7 @@ from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.kv.pulls import PullManager
 from eyas.engine.kv.stager import PageStager
 from eyas.engine.kv.states import NO_STATE, PagesAndStates, StateSlots
-from eyas.engine.layers.adapted import AdaptedLinear, PlainAdapters
+from eyas.engine.layers.adapted import PlainAdapters
 from eyas.engine.layers.linear import Linear
 from eyas.engine.loading import follower
 from eyas.engine.loading.attention_ranks import attention_ranks
@@ -254,9 +254,8 @@ def _plain_adapters(loaded: EngineSpec, model: DecoderModel[ForwardBatch]) -> Ad
     if not loaded.config.max_loras:
         return None
     assert isinstance(model, Decoder)
-    matrices = [each for each in model.projections if isinstance(each, AdaptedLinear)]
     slots, rank = loaded.config.max_loras, loaded.config.max_lora_rank
-    return AdapterTable(PlainAdapters(loaded.target, matrices, slots, rank))
+    return AdapterTable(PlainAdapters(loaded.target, model.projections, slots, rank))
 
 
 def _plain_model(
@@ -270,7 +269,7 @@ def _plain_model(
         foreign = foreign_model(loaded.target, loaded.placement, PlainPages(backend))
         return foreign, LocalForward(foreign, pool, backend), None
     with loaded.weights(KvKind.TARGET) as weights:
-        machine = TorchMachine(loaded.target, backend, adapted=loaded.config.max_loras > 0)
+        machine = TorchMachine(loaded.target, backend, adapted=loaded.adapted)
         model = Decoder(loaded.target, weights, machine)
     return model, LocalForward(model, pool, backend), None
 

@@ -424,10 +424,10 @@ def _models(
     if loaded.target.foreign is not None:
         return _foreign(loaded, attentions[KvKind.TARGET]), None, None
     with loaded.weights(KvKind.TARGET) as weights:
-        adapted = loaded.config.max_loras > 0
         kernels = machine(KvKind.TARGET, arithmetic.products)
         spread = spread_experts(loaded, loaded.rank)
-        kernels = replace(kernels, copies=has_copies(loaded, KvKind.TARGET), adapted=adapted, spread=spread)
+        kernels = replace(kernels, copies=has_copies(loaded, KvKind.TARGET))
+        kernels = replace(kernels, adapted=loaded.adapted, spread=spread)
         model = Decoder(loaded.target, weights, kernels)
     if loaded.uniform_experts:
         log = logging.getLogger("eyas.engine")

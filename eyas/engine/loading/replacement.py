@@ -133,7 +133,8 @@ def _parts(whole: Any) -> Mapping[Any, Any] | None:
     if isinstance(whole, type | types.ModuleType):
         return None
     if isinstance(whole, AdaptedProjection | AdaptedLinear):
-        return {"base": whole.base, "site": whole.site}  # what adapters add is theirs
+        sites = [whole.site] if isinstance(whole, AdaptedLinear) else whole.sites
+        return {"base": whole.base, "sites": sites}  # what adapters add is theirs
     if dataclasses.is_dataclass(whole):
         return {field.name: getattr(whole, field.name) for field in dataclasses.fields(whole)}
     return getattr(whole, "__dict__", None)

@@ -28,6 +28,7 @@ from eyas.engine.checkpoint.weights import (
     WeightPlacement,
     WeightSource,
 )
+from eyas.engine.formats.adapted import Adapted
 from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kv.groups import GRAIN, KvGroups, one_group, page_layers
 from eyas.engine.kv.pool import KvPool, PoolShape
@@ -99,6 +100,11 @@ class EngineSpec:
     def with_pages(self, num_pages: int) -> Self:
         """A copy with the number of pages that fit."""
         return dataclasses.replace(self, config=dataclasses.replace(self.config, num_pages=num_pages))
+
+    @property
+    def adapted(self) -> Adapted:
+        """What adapters may update."""
+        return Adapted.of(self.config.max_loras, self.config.lora_experts)
 
     def of_rank(self, rank: int) -> Self:
         """A copy for one of several ranks, whose GPUs follow each other from the configured one on."""

@@ -15,6 +15,7 @@ RENAMED = (
     (".block_sparse_moe.input_linear.weight", ".mlp.experts.gate_up_proj"),
     (".block_sparse_moe.output_linear.weight", ".mlp.experts.down_proj"),
     (".block_sparse_moe.router.layer.", ".mlp.gate."),
+    (".block_sparse_moe.experts.", ".mlp.experts."),  # as adapters name them
     (".shared_mlp.input_linear.", ".mlp.shared_experts.gate_up_proj."),
     (".shared_mlp.output_linear.", ".mlp.shared_experts.down_proj."),
 )

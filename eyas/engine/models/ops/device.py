@@ -195,7 +195,7 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         return combine.BesideRows(made, logits)
 
     def _gated(self, rows: NormedRows, part: GatedPart[Projection]) -> Rows:
-        if part.gate is None or self.step.updates_any(part.projection):
+        if part.gate is None or self.step.ends_apart(part.projection):
             return part.activation(self.step.product(rows, part.projection, part.bias))
         rounding, products = part.projection.rounding, self.step.context.products
         return part.projection.gated(rows.read_by(rounding), products, part.gate)

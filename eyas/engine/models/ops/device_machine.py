@@ -10,7 +10,7 @@ import torch
 
 from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.checkpoint.weights import WeightSource
-from eyas.engine.formats.adapted import AdaptedLoader, AdaptedProjection, is_updated
+from eyas.engine.formats.adapted import Adapted, AdaptedLoader, AdaptedProjection
 from eyas.engine.formats.packed import PackedLoader
 from eyas.engine.formats.projection import Projection, ProjectionLoader
 from eyas.engine.formats.table import loader_of
@@ -39,13 +39,12 @@ class DeviceMachine(Machine[Projection]):
     """Weights in any format that there is. A router's are of the model's type, its sums float32.
 
     `context`: of the layers that run here. Draft heads' are never exact. `copies`: whether packed matrices
-    that are no experts' have a widened copy, for products of many rows. `adapted`: adapters may update the
-    layers' weights.
+    that are no experts' have a widened copy, for products of many rows. `adapted`: what adapters may update.
     """
 
     context: LayerContext
     copies: bool = False
-    adapted: bool = False
+    adapted: Adapted = Adapted.NOTHING
     spread: SpreadExperts | None = None
     groups_experts = True
 
@@ -54,7 +53,7 @@ class DeviceMachine(Machine[Projection]):
         loader: ProjectionLoader[Projection] = loader_of(weights, names, launch.exact, launch.packed)
         if isinstance(loader, PackedLoader) and not any(".experts." in name for name in names):
             loader = replace(loader, copies=self.copies)
-        if not (self.adapted and is_updated(names)):
+        if not self.adapted.takes(names):
             return loader
         return AdaptedLoader[Projection](loader, weights.placement, AdaptedProjection)
 

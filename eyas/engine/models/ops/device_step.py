@@ -126,6 +126,13 @@ class Forward:
         """True if rows of the step may have adapters that update a weight."""
         return self.rows.adapters is not None and isinstance(weight, AdaptedProjection)
 
+    def ends_apart(self, weight: Projection) -> bool:
+        """True if what comes behind a product is no part of its kernel, since adapters update it. In exact
+        arithmetic also where they may in other steps: a row has one way through all.
+        """
+        exact = self.context.launch.exact and isinstance(weight, AdaptedProjection)
+        return exact or self.updates_any(weight)
+
     def updates(self, x: ProductRows | NormedRows, weight: Projection) -> RowUpdates | None:
         """What adapters add to the product of rows x [m, k]; None: no row of the step has one."""
         if self.rows.adapters is None or not isinstance(weight, AdaptedProjection):
@@ -138,6 +145,23 @@ class Forward:
         """A product with what adapters add to it, in its place."""
         launch = self.context.launch
         add(made, updates, weight.shape[1], launch.pdl, launch.exact)
+        return made
+
+    def updated_choices(
+        self, made: torch.Tensor, x: torch.Tensor, weight: Projection, experts: torch.Tensor
+    ) -> torch.Tensor:
+        """made [choices, n], the products of rows x with the weights of their experts int32 [m, per row],
+        with what adapters add, in its place. x [choices, k], or [m, k]: then a row is several choices'.
+        """
+        if self.rows.adapters is None or not isinstance(weight, AdaptedProjection):
+            return made
+        assert weight.numbers is not None
+        exact, (choices, k) = self.context.launch.exact, (made.shape[0], x.shape[1])
+        every = x[:, None].expand(-1, choices // x.shape[0], -1).reshape(choices, k).contiguous()
+        # Their updates are read as those of rows of so many adapters. Nothing is launched early: their places
+        # are no kernel's of ours.
+        places = weight.places_of(self.rows.adapters, experts)
+        add(made, shrunk(every, places, weight.numbers, exact=exact), k, exact=exact)
         return made
 
     def exact_product(

@@ -142,6 +142,8 @@ def judged(
         return None
     if experts.gated.gate is None or not step.context.products.are_packed(weights):
         return None
+    if step.ends_apart(experts.gated.projection):
+        return None
     choice = RowChoice.of(part.spec, step.context.uniform_experts)
     rows, hidden = x.shape
     if choice is None or not one_row.can_judge(rows, hidden, part.spec):
@@ -229,7 +231,7 @@ def _slots_of(
 def is_single(routed: Routed, part: ExpertsPart[Projection], step: Forward) -> bool:
     """Whether there is one row, for which weights can wait; a shared expert must be one of the others."""
     forth, back = part.gated.projection, part.out.projection
-    if step.everyones is not None or part.beside is not None or not part.known:
+    if step.everyones is not None or part.beside is not None or not part.known or step.ends_apart(forth):
         return False
     weights = forth.of_experts, back.of_experts
     if not all(isinstance(each, StoredWeight) for each in weights):
@@ -253,12 +255,14 @@ def made(routed: Routed, part: ExpertsPart[Projection], step: Forward) -> torch.
     gate_up, down, experts = gated.projection.of_experts, out.projection.of_experts, routed.chosen.experts
     order = routed.chosen.order or products.walked(experts, (gate_up, down))
     read = routed.rows.read_by(gated.projection.rounding)
-    if gated.gate is not None:
+    if gated.gate is not None and not step.ends_apart(gated.projection):
         inner = products.gate_up(read, gate_up, order, part.per_row, gated.gate, gated.bias)
         return products.down(inner, down, order, out.bias)
-    both = _plus(products.each(read, gate_up, order, part.per_row), gated.bias, experts)
-    inner = gated.activation(both)
-    return _plus(products.each(inner, down, order, 1), out.bias, experts)
+    both = products.each(read, gate_up, order, part.per_row)
+    both = step.updated_choices(both, routed.rows.plain, gated.projection, experts)
+    inner = gated.activation(_plus(both, gated.bias, experts))
+    made = products.each(inner, down, order, 1)
+    return _plus(step.updated_choices(made, inner, out.projection, experts), out.bias, experts)
 
 
 def _plus(made: torch.Tensor, bias: torch.Tensor | None, experts: torch.Tensor) -> torch.Tensor:

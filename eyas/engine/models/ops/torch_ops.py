@@ -19,14 +19,14 @@ from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.checkpoint.weights import WeightSource
-from eyas.engine.formats.adapted import AdaptedLoader, is_updated
+from eyas.engine.formats.adapted import Adapted, AdaptedLoader
 from eyas.engine.formats.projection import ProjectionLoader
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import Rows
 from eyas.engine.kernels.products.skinny_tiles import Table
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.activations import Inner
-from eyas.engine.layers.adapted import AdaptedLinear, RowsOfSlots
+from eyas.engine.layers.adapted import AdaptedLinear, RowsOfSlots, among, product
 from eyas.engine.layers.linear import Linear, LinearExperts, LinearLoader, in_blocks, pad_rows, per_head
 from eyas.engine.layers.norm import rms_norm
 from eyas.engine.layers.rotary import Angles, Rotary
@@ -155,10 +155,7 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
 
     def product_of(self, x: Rows, projection: Linear, bias: torch.Tensor | None = None) -> torch.Tensor:
         assert isinstance(x, torch.Tensor)
-        made = projection(x, bias)
-        if self.step.adapters and isinstance(projection, AdaptedLinear):
-            return projection.updated(made, x, self.step.adapters)
-        return made
+        return product(x, projection, bias, self.step.adapters)
 
     def plus(self, residual: torch.Tensor, added: torch.Tensor, post: torch.Tensor | None) -> torch.Tensor:
         if post is not None:
@@ -226,17 +223,18 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
         """Adds what a row's experts give in the order in which it chose them: it does not matter which
         rank an expert is on.
         """
-        read = rows if part.latent is None else part.latent[0](rows)
+        read = rows if part.latent is None else self.product_of(rows, part.latent[0])
+        adapters = self.step.adapters
         if part.weighs_input:
             read = read * routed.weights.to(read.dtype)
-            mixed = made_by_experts(read, routed.experts, part, self._ranks)[:, 0]
+            mixed = made_by_experts(read, routed.experts, part, self._ranks, adapters)[:, 0]
         else:
-            made = made_by_experts(read, routed.experts, part, self._ranks)
+            made = made_by_experts(read, routed.experts, part, self._ranks, adapters)
             mixed = in_order((made.float() * routed.weights[..., None]).unbind(1)).to(read.dtype)
         if part.latent is not None:
-            mixed = part.latent[1](mixed)
+            mixed = self.product_of(mixed, part.latent[1])
         if part.beside is not None:
-            mixed = mixed.add_(_made_beside(rows, part.beside))
+            mixed = mixed.add_(_made_beside(rows, part.beside, adapters))
         return self.plus(residual, scaled(mixed, part.out), part.out.post)
 
 
@@ -252,8 +250,8 @@ def routed(x: torch.Tensor, part: RouterPart) -> Routes:
     )
 
 
-def _made_beside(x: torch.Tensor, part: BesidePart[Linear]) -> torch.Tensor:
-    made = _gated(x, part.gated.activation, (part.gated.projection, None), (part.down, None))
+def _made_beside(x: torch.Tensor, part: BesidePart[Linear], adapters: RowsOfSlots) -> torch.Tensor:
+    made = _gated(x, part.gated.activation, (part.gated.projection, None), (part.down, None), adapters)
     if part.share is None:
         return made
     shares = sigmoid(in_blocks(part.share[0], x.float()))
@@ -264,10 +262,14 @@ Biased = tuple[Linear, torch.Tensor | None]
 
 
 def made_by_experts(
-    x: torch.Tensor, chosen: torch.Tensor, part: ExpertsPart[Linear], ranks: ExpertRanks | None
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    part: ExpertsPart[Linear],
+    ranks: ExpertRanks | None,
+    adapters: RowsOfSlots = (),
 ) -> torch.Tensor:
     """The rows that the experts make of rows x [R, hidden]: chosen int64 [R, n] -> [R, n, hidden]. `chosen`:
-    of experts of which some have replicas, their slots.
+    of experts of which some have replicas, their slots. `adapters`: of rows, which other ranks' have none of.
     """
     activation = part.gated.activation
 
@@ -276,7 +278,7 @@ def made_by_experts(
         for expert in chosen.unique().tolist():
             rows, places = (chosen == expert).nonzero(as_tuple=True)
             forth, back = (_of_expert(p, expert) for p in (part.gated, part.out))
-            each[rows, places] = _gated(x[rows], activation, forth, back)
+            each[rows, places] = _gated(x[rows], activation, forth, back, among(rows, adapters))
         return each
 
     return made(x, chosen) if ranks is None else ranks.made(x, chosen, made)
@@ -288,9 +290,15 @@ def _of_expert(part: GatedPart[Linear] | OutPart[Linear], number: int) -> Biased
     return part.projection.each[number], None if part.bias is None else part.bias[number]
 
 
-def _gated(x: torch.Tensor, activation: Inner, forth: Biased, back: Biased) -> torch.Tensor:
-    """x [R, hidden] -> [R, hidden], block by block all the way: the wide inner rows stay in the cache."""
+def _gated(
+    x: torch.Tensor, activation: Inner, forth: Biased, back: Biased, adapters: RowsOfSlots
+) -> torch.Tensor:
+    """x [R, hidden] -> [R, hidden], block by block all the way: the wide inner rows stay in the cache. Where
+    there are adapters, product by product.
+    """
     (gate_up, bias), (down, down_bias) = forth, back
+    if adapters:
+        return product(in_blocks(activation, product(x, gate_up, bias, adapters)), down, down_bias, adapters)
 
     def block(rows: torch.Tensor) -> torch.Tensor:
         return down(activation(gate_up(rows, bias)), down_bias)
@@ -313,7 +321,7 @@ class TorchMachine(Machine[Linear]):
         backend: AttentionBackend,
         ranks: ExpertRanks | None = None,
         *,
-        adapted: bool = False,
+        adapted: Adapted = Adapted.NOTHING,
         spread: SpreadExperts | None = None,
     ) -> None:
         """`config`: of the decoder whose layers run here."""
@@ -327,7 +335,7 @@ class TorchMachine(Machine[Linear]):
 
     def loader(self, weights: WeightSource, names: list[str]) -> ProjectionLoader[Linear]:
         loader = LinearLoader.of(weights, names)
-        if not (self._adapted and is_updated(names)):
+        if not self._adapted.takes(names):
             return loader
         return AdaptedLoader[Linear](loader, weights.placement, AdaptedLinear)
 
