@@ -108,7 +108,7 @@ def test_each_node_of_a_tree_has_a_mask_of_its_own() -> None:
     rows, expected = SpecialRows(EOS), dict[int, SampledRow]()
     for i, seq in enumerate(step.rounds):
         nodes = DraftNodes.of(
-            torch.stack((step.tables.drafts[seq.slot], step.tables.parents[seq.slot])).cpu().numpy(), width
+            torch.stack((step.tables.drafts[seq.slot], step.tables.parents[seq.slot])).tolist(), width
         )
         assert (nodes.tree.tokens, nodes.tree.parents) == (
             step.trees[seq.slot].tokens,
@@ -134,9 +134,11 @@ def test_each_node_of_a_tree_has_a_mask_of_its_own() -> None:
 def test_places_without_a_draft_are_left_out() -> None:
     """A request's own limits leave holes in a tree."""
     drafts = np.array([[3, -1, 4, 5, 6, -1], [-1, -1, 0, 2, -1, 4]], np.int32)
-    assert DraftNodes.of(drafts, 7) == DraftNodes(DraftTree([3, 4, 5, 6], [-1, 0, 1, -1]), (1, 3, 4, 5))
-    assert DraftNodes.of(drafts, 4) == DraftNodes(DraftTree([3, 4], [-1, 0]), (1, 3))
-    assert DraftNodes.of(drafts * 0 - 1, 7) == DraftNodes(DraftTree([], []), ())
+    assert DraftNodes.of(drafts.tolist(), 7) == DraftNodes(
+        DraftTree([3, 4, 5, 6], [-1, 0, 1, -1]), (1, 3, 4, 5)
+    )
+    assert DraftNodes.of(drafts.tolist(), 4) == DraftNodes(DraftTree([3, 4], [-1, 0]), (1, 3))
+    assert DraftNodes.of((drafts * 0 - 1).tolist(), 7) == DraftNodes(DraftTree([], []), ())
 
 
 def test_rows_without_a_grammar_are_what_they_were() -> None:

@@ -204,7 +204,7 @@ class DeviceRunner:
         if any(grammar_slots):
             every = [
                 {slot: DraftNodes.of(drafts, width) for slot, drafts in zip(slots, own, strict=False)}
-                for slots, own in zip(grammar_slots, self._executor.drafts(), strict=True)
+                for slots, own in zip(grammar_slots, self._executor.drafts().tolist(), strict=True)
             ]
         for rank, own_drafts in zip(self._ranks, every, strict=True):
             rank.verified = own_drafts

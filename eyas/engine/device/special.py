@@ -280,9 +280,9 @@ class DraftNodes:
     places: tuple[int, ...]
 
     @classmethod
-    def of(cls, drafts: np.ndarray, width: int) -> DraftNodes:
-        """`drafts` int32 [2, n]: drafts (-1: none) and their parents; the first width - 1 have rows."""
-        tokens, parents = drafts[:, : width - 1].tolist()
+    def of(cls, drafts: SequenceOf[SequenceOf[int]], width: int) -> DraftNodes:
+        """`drafts` [2, n]: drafts (-1: none) and their parents; the first width - 1 have rows."""
+        tokens, parents = (each[: width - 1] for each in drafts)
         places = [place for place, token in enumerate(tokens) if token >= 0]
         node = {ROOT: ROOT} | {place: i for i, place in enumerate(places)}
         tree = DraftTree([tokens[place] for place in places], [node[parents[place]] for place in places])

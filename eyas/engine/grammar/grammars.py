@@ -288,7 +288,8 @@ class PacedState:
     def follow(self, output: SequenceOf[int]) -> None:
         """Follows the output here and now, as `GrammarState.follow`."""
         self._take()
-        self._timed(self._state.follow, output)
+        if self._state.followed != len(output):
+            self._timed(self._state.follow, output)
 
     def masks(self, tree: DraftTree | None) -> list[np.ndarray | None]:
         """Computes masks, as `GrammarState.masks`."""
