@@ -83,12 +83,16 @@ def device_buffers(tensors: Mapping[str, Any]) -> list[str]:
     """Tensors of a GPU for `load_format` "cuda_ipc": nothing is copied. They must stay as they are until the
     update has been answered, and what wrote them must be done (`torch.cuda.synchronize`).
 
-    Raises ConfigError for one that is not contiguous, or whose memory cannot be shared.
+    Raises ConfigError for one that is not contiguous, of a dtype that weights do not have, or whose memory
+    cannot be shared.
     """
     return [msgspec.json.encode(_buffer(name, tensor)).decode() for name, tensor in tensors.items()]
 
 
 def _buffer(name: str, tensor: Any) -> DeviceBuffer:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise ConfigError(f"tensor {name} is of {dtype}, which is no dtype of weights ({', '.join(DTYPES)})")
     if not tensor.is_contiguous():
         raise ConfigError(f"tensor {name} is not contiguous")
     cuda, address = ctypes.CDLL("libcuda.so.1"), tensor.data_ptr()
@@ -97,7 +101,7 @@ def _buffer(name: str, tensor: Any) -> DeviceBuffer:
     if status or cuda.cuIpcGetMemHandle(handle, base):
         raise ConfigError(f"the memory of tensor {name} cannot be shared (expandable segments cannot be)")
     gpu = cuda_uuid(cuda, tensor.get_device())
-    meta = TensorMeta(name, DTYPES[str(tensor.dtype).removeprefix("torch.")], tuple(tensor.shape))
+    meta = TensorMeta(name, DTYPES[dtype], tuple(tensor.shape))
     return DeviceBuffer(handle.raw, address - base.value, tensor.nbytes, gpu, (meta,))
 
 

@@ -75,7 +75,7 @@ def watched_loads() -> Stopwatch:
         (HostTensors, "digest"),
         (adapters, "read_adapter"),
         (AdapterSites, "packed"),
-        (adapters, "pin"),
+        (adapters, "pin_each"),
     ):
         watch.watch(owner, name)
     return watch

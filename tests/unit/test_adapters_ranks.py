@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,6 +91,29 @@ def test_what_was_read_twice_is_forgotten_once_at_a_time() -> None:
     adapters.forget(FOLDER, "a")  # as of a rank that has read another
     with pytest.raises(AssertionError, match="rank 0 has heard"):
         adapters.fill(1, FOLDER, "a")
+
+
+def test_a_folder_that_is_read_again_holds_up_no_other_call() -> None:
+    """What the other ranks do meanwhile waits for this one."""
+    slots, going_on = Slots(["a", "b"]), threading.Event()
+    first, channel = slots.read, Channel()
+
+    def slow(folder: Path) -> Any:
+        assert len(slots.contents) > 1 or going_on.wait(20)
+        return first(folder)
+
+    slots.read = slow  # type: ignore[method-assign]
+    adapters = FollowerAdapters(cast("DeviceAdapters", slots), cast("RankChannel", channel), lambda: None)
+    adapters.read(1, FOLDER)
+    adapters._reader.submit(lambda: None).result(20)
+    adapters.read(2, FOLDER)
+    adapters.fill(1, FOLDER, "a")
+    adapters.forget(FOLDER, "b")
+    assert slots.inside == {1: "a"} and channel.answers == [(1, b"a")]
+    going_on.set()
+    adapters._reader.shutdown()
+    adapters.fill(2, FOLDER, "b")
+    assert slots.inside == {1: "a", 2: "b"} and channel.answers[1:] == [(2, b"b")]
 
 
 @dataclass

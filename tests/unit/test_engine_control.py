@@ -6,13 +6,15 @@ import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from loopback import Loopback, Result, Worker, wait_all
 from tiny import write_tiny_pair
 
 from eyas.common.config import EngineConfig
-from eyas.common.errors import ConfigError
+from eyas.common.errors import ConfigError, EngineError
 from eyas.common.params import SamplingParams
 from eyas.common.types import FinishCause, GenerationRequest, RequestChoice
 from eyas.common.wire.control import (
@@ -25,6 +27,7 @@ from eyas.common.wire.control import (
     ResumeMemory,
 )
 from eyas.engine.ipc.messages import EngineControlled
+from eyas.engine.loop.control import EngineControl
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KV = (MemoryTag.KV_CACHE,)
@@ -97,6 +100,22 @@ def stands_still(result: Result) -> None:
     had = count(result)
     time.sleep(0.15)
     assert count(result) == had and not result.done.is_set()
+
+
+def test_a_move_whose_rank_is_lost_is_under_way_no_more() -> None:
+    """Else it would fail again with each later command."""
+
+    class Lost:
+        def release(self) -> int:
+            raise EngineError("rank 1 of 2 has ended")
+
+    memory: Any = {MemoryTag.KV_CACHE: [Lost()]}
+    control = EngineControl(*[cast("Any", SimpleNamespace())] * 4, memory, lambda: "", lambda: None)
+    control._moving = control._thread.submit(control._move, KV, out=True)
+    control.close()
+    with pytest.raises(EngineError, match="has ended"):
+        control._moved()
+    assert not control.moving
 
 
 @pytest.mark.parametrize("mode", [PauseMode.IN_PLACE, PauseMode.RETRACT])

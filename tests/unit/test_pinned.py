@@ -1,4 +1,4 @@
-"""Copies on a stream of their own, with a stand-in for the GPU."""
+"""Copies on a stream of their own, and memory that is locked, with stand-ins for the GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from eyas.engine.kv.pinned import copying_on
+from eyas.common.errors import ConfigError
+from eyas.engine.kv import pinned
+from eyas.engine.kv.pinned import copying_on, pin_each
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -32,3 +34,22 @@ def test_copies_are_done_when_their_block_ends_however_it_does(
         if fails:
             raise RuntimeError("out of memory, behind a copy that was launched")
     assert done == [("recorded", stream), "over"]
+
+
+def test_pieces_are_locked_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that stays locked when it is gone could not be locked again at its place."""
+    locked: list[float] = []
+
+    def pin(piece: torch.Tensor) -> None:
+        if piece[0] == 4:
+            raise ConfigError("there is no more")
+        locked.append(piece[0].item())
+
+    monkeypatch.setattr(pinned, "pin", pin)
+    monkeypatch.setattr(pinned, "unpin", lambda piece: locked.remove(piece[0].item()))
+    pin_each(torch.arange(4).split(2))
+    assert locked == [0, 2]
+    locked.clear()
+    with pytest.raises(ConfigError, match="there is no more"):
+        pin_each(torch.arange(6).split(2))
+    assert not locked

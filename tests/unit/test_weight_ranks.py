@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save, save_file
@@ -45,7 +46,15 @@ from eyas.common.wire.control import (
     ReleaseMemory,
     ResumeMemory,
 )
-from eyas.engine.checkpoint.host_tensors import DTYPES, DiskFile, LayeredFile, mapped, read_bytes, shared
+from eyas.engine.checkpoint.host_tensors import (
+    DTYPES,
+    DiskFile,
+    LayeredFile,
+    SharedFile,
+    mapped,
+    read_bytes,
+    shared,
+)
 from eyas.engine.loading import attention_ranks, follower
 from eyas.engine.loading.rank_memory import FollowerMemory, LeaderMemory
 from eyas.engine.loading.rank_replacement import FORGET, REHEARSE, LeaderReplacement
@@ -244,6 +253,24 @@ def test_memory_moves_on_all_ranks_or_on_none(who: int, kind: str) -> None:
         assert [part.away for part in parts] == [kind == "restore"] * 3
     parts[who].refuses = ""
     assert getattr(memory, kind)() == 15
+
+
+def test_what_ranks_are_to_rehearse_is_no_long_message() -> None:
+    """A rank that waits for a step takes no messages: a long one would hold up the step."""
+    file = read_bytes(
+        [save({f"model.layers.{i}.mlp.experts.7.gate_proj.weight": torch.ones(1) for i in range(999)})]
+    )
+    heard: list[list[SharedFile]] = []
+
+    def ask(call: RankCall) -> int:
+        assert len(call.data) < 100
+        heard.append(msgspec.msgpack.decode(Path(call.data.decode()).read_bytes(), type=list[SharedFile]))
+        return 1
+
+    leader = SimpleNamespace(answers=lambda number, wait_s: [b""], ask=ask)
+    own = cast("WeightReplacement", SimpleNamespace(rehearse=lambda _: None))
+    LeaderReplacement(own, cast("RankLeader", leader)).rehearse(file)
+    assert heard == [shared(file)]
 
 
 @pytest.mark.parametrize("error", [ConfigError("no such tensor"), torch.OutOfMemoryError("no room")])

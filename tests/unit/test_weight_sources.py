@@ -20,9 +20,10 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from eyas.client.weights import device_buffers
 from eyas.common import process_groups
 from eyas.common.cluster.listening import free_ports
-from eyas.common.errors import InvalidRequest
+from eyas.common.errors import ConfigError, InvalidRequest
 from eyas.common.machine.processes import with_variable
 from eyas.common.process_groups import MetGroup
 from eyas.common.weights import (
@@ -94,6 +95,12 @@ def test_a_trainer_that_dies_is_named_and_its_group_left() -> None:
         with pytest.raises(InvalidRequest, match="broke, and was left"):
             sources.read(GroupSource("weights", metas))
         trainer.join(20)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.uint16])
+def test_a_trainers_tensor_of_a_dtype_that_weights_do_not_have_is_named(dtype: torch.dtype) -> None:
+    with pytest.raises(ConfigError, match=f"tensor lm_head.weight is of {str(dtype)[6:]}"):
+        device_buffers({"lm_head.weight": torch.zeros(2, dtype=dtype)})
 
 
 class CountingGroup:

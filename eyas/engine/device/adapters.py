@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from eyas.engine.device import calls
 from eyas.engine.formats.adapted import AdaptedProjection
 from eyas.engine.ipc.adapter_messages import LORA_PATH
 from eyas.engine.kernels.products.updates import SiteNumbers
-from eyas.engine.kv.pinned import pin, unpin
+from eyas.engine.kv.pinned import pin_each, unpin
 from eyas.engine.parallel.leader import RankLeader
 from eyas.engine.parallel.ranks import RankCall, RankCalls, RankChannel
 
@@ -66,8 +66,7 @@ class DeviceAdapters:
             packed = self._sites.packed(adapter, folder)
         if self._stream is not None:
             with torch.cuda.device(self._stream.device):
-                for piece in packed.numbers.split(_PIECE):
-                    pin(piece)
+                pin_each(packed.numbers.split(_PIECE))
             weakref.finalize(packed, _unlock, packed.numbers, self._stream)
         return packed
 
@@ -167,7 +166,7 @@ class FollowerAdapters:
         """`settle`: waits until the device has computed the steps that were launched."""
         self._own, self._channel, self._settle = own, channel, settle
         self._reader = ThreadPoolExecutor(1, "adapters")
-        self._reads: list[tuple[Path, Future[PackedAdapter]]] = []
+        self._reads: list[tuple[Path, PackedAdapter]] = []  # what its thread has read
         self.calls: RankCalls = {
             calls.READ_ADAPTER: lambda call: self.read(call.numbers[0], calls.folder_of(call)),
             calls.FILL_ADAPTER: lambda call: self.fill(call.numbers[0], *calls.adapter_of(call)),
@@ -176,16 +175,17 @@ class FollowerAdapters:
         }
 
     def read(self, number: int, folder: Path) -> None:
-        """Begins to read a folder; then answers the call `number` with the adapter's id, or with nothing."""
-        self._reads = [each for each in self._reads if not (each[1].done() and each[1].exception())]
-        self._reads.append((folder, self._reader.submit(self._read, number, folder)))
+        """Begins to read a folder; then answers the call `number` with the adapter's id, or with nothing.
+        Steps and other calls go on meanwhile.
+        """
+        self._reader.submit(self._read, number, folder)
 
-    def _read(self, number: int, folder: Path) -> PackedAdapter:
+    def _read(self, number: int, folder: Path) -> None:
         name = ""
         try:
             packed = self._own.read(folder)
+            self._reads.append((folder, packed))
             name = packed.id
-            return packed
         finally:
             self._channel.answer(number, name.encode())
 
@@ -205,7 +205,7 @@ class FollowerAdapters:
     def _one(self, folder: Path, name: str) -> PackedAdapter:
         place = self._place(folder, name)
         assert place is not None, "rank 0 has heard that it was read"
-        return self._reads[place][1].result()
+        return self._reads[place][1]
 
     def forget(self, folder: Path, name: str) -> None:
         """The adapter `name`, read there, is not needed any more; another one may be."""
@@ -214,8 +214,8 @@ class FollowerAdapters:
             del self._reads[place]
 
     def _place(self, folder: Path, name: str) -> int | None:
-        for place, (other, read) in enumerate(self._reads):
-            if other == folder and read.exception() is None and read.result().id == name:
+        for place, (other, packed) in enumerate(self._reads):
+            if other == folder and packed.id == name:
                 return place
         return None
 

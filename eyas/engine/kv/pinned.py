@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -36,6 +36,19 @@ def pin(host: torch.Tensor) -> None:
         error = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))
         if error:
             raise ConfigError(f"the driver cannot page-lock {size} bytes of host memory (CUDA error {error})")
+
+
+def pin_each(pieces: Iterable[torch.Tensor]) -> None:
+    """Locks the pages of all pieces, or of none. Raises ConfigError if the driver cannot."""
+    locked: list[torch.Tensor] = []
+    try:
+        for piece in pieces:
+            pin(piece)
+            locked.append(piece)
+    except ConfigError:
+        for piece in locked:
+            unpin(piece)
+        raise
 
 
 def host_bytes(size: int, device: torch.device) -> torch.Tensor:

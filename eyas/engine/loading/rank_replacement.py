@@ -6,8 +6,11 @@ A rank that cannot write ends, and with it the engine: no step is computed by ra
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 
@@ -22,6 +25,17 @@ from eyas.engine.parallel.ranks import RankCall, RankCalls, RankChannel
 REHEARSE, WRITE, FORGET = "rehearse weights", "write weights", "forget weights"
 
 
+@contextlib.contextmanager
+def handed_over(data: bytes) -> Iterator[str]:
+    """A path by which other ranks read these bytes, while the block lasts. Through a rank's pipe megabytes
+    of names would hold up steps until the rank, which may be waiting for one, has taken them.
+    """
+    with os.fdopen(os.memfd_create("eyas-handed-over"), "wb") as file:
+        file.write(data)
+        file.flush()
+        yield f"/proc/{os.getpid()}/fd/{file.fileno()}"
+
+
 class LeaderReplacement:
     """A `Replacement` of all ranks: what rank 0's does, the others' do too."""
 
@@ -32,12 +46,13 @@ class LeaderReplacement:
         """Raises ConfigError, as the first rank does that finds something wrong. Rank 0 keeps `file` until
         it is forgotten, here too; whatever is raised, the others have let it go.
         """
-        number = self._leader.ask(RankCall(REHEARSE, data=msgspec.msgpack.encode(shared(file))))
         try:
-            try:
-                self._own.rehearse(file)
-            finally:
-                answers = self._leader.answers(number, PREPARE_S)
+            with handed_over(msgspec.msgpack.encode(shared(file))) as path:
+                number = self._leader.ask(RankCall(REHEARSE, data=path.encode()))
+                try:
+                    self._own.rehearse(file)
+                finally:
+                    answers = self._leader.answers(number, PREPARE_S)
             for rank, text in enumerate(answers, start=1):
                 if text:
                     raise ConfigError(f"rank {rank}: {text.decode()}")
@@ -81,7 +96,8 @@ class FollowerReplacement:
         """Answers with what is wrong; nothing: all is well."""
         text = ""
         try:
-            self._file = mapped(msgspec.msgpack.decode(call.data, type=list[SharedFile]), self._device)
+            data = Path(call.data.decode()).read_bytes()
+            self._file = mapped(msgspec.msgpack.decode(data, type=list[SharedFile]), self._device)
             self._own.rehearse(self._file)
         except Exception as error:  # it serves on, whatever the update is
             text = error.message if isinstance(error, EyasError) else f"{type(error).__name__}: {error}"

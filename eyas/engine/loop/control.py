@@ -181,11 +181,15 @@ class EngineControl:
         return _Moves(() if out else tags, moved)
 
     def _moved(self) -> ControlOutcome | None:
-        """The outcome of what moves, or None: it still does. Raises ConfigError."""
-        assert self._moving is not None
-        if not self._moving.done():
+        """The outcome of what moves, or None: it still does. Raises ConfigError; EngineError if a rank is
+        lost.
+        """
+        moving = self._moving
+        assert moving is not None
+        if not moving.done():
             return None
-        moves, self._moving = self._moving.result(), None
+        self._moving = None
+        moves = moving.result()
         self.released = tuple(tag for tag in self.released if tag not in moves.here)
         if moves.error is not None:
             raise moves.error
