@@ -26,6 +26,7 @@ from eyas.engine.kernels.products.fp4 import PARTS, UNIT, Fp4Weight
 from eyas.engine.kernels.products.rows import NormInput, normed
 from eyas.engine.kernels.products.skinny import ProductLaunch
 from eyas.engine.parallel.one_shot import OneShot
+from eyas.engine.parallel.row_exchange import RowExchange
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -90,6 +91,9 @@ def exchanged() -> None:
     one_shot.join(empty(3, HIDDEN), empty(6, HIDDEN))
     one_shot.join(empty(16, dtype=torch.int32), empty(32, dtype=torch.int32))
     one_shot.sum_for_owners(empty(6, HIDDEN), empty(3, HIDDEN))
+    rows = RowExchange(1, empty(2, dtype=torch.int64), pdl=True)
+    rows.gather(empty(300, HIDDEN), empty(600, HIDDEN))
+    rows.sum_for_owners(empty(600, HIDDEN), empty(300, HIDDEN))
 
 
 def bf16() -> None:
@@ -169,7 +173,7 @@ def spills(code: Path) -> bool:
 
 
 PRODUCTS = "product_kernel", "_by_depth", "_sweep"
-KERNELS = {"routed": 25, "exchanged": 2, "bf16": 11, "fp8": 15, "channels": 14, "one_row": 15, "packed": 12}
+KERNELS = {"routed": 25, "exchanged": 4, "bf16": 11, "fp8": 15, "channels": 14, "one_row": 15, "packed": 12}
 
 
 @pytest.mark.parametrize(("recipe", "kernels"), KERNELS.items())

@@ -67,12 +67,12 @@ class AnyProjection(ABC):
         """Puts another of this format into its place of `room`."""
 
     @abstractmethod
-    def numbers(self, place: int) -> list[torch.Tensor]:
+    def tensors_at(self, place: int) -> list[torch.Tensor]:
         """The tensors of the one in a place of `room`, contiguous; they are not written to."""
 
     @abstractmethod
-    def put_numbers(self, place: int, numbers: list[torch.Tensor]) -> None:
-        """Puts what `numbers` gave of another place, here or in another process, into a place."""
+    def put_tensors(self, place: int, tensors: list[torch.Tensor]) -> None:
+        """Puts what `tensors_at` gave of another place, here or in another process, into a place."""
 
 
 class Projection(AnyProjection):
@@ -101,11 +101,11 @@ class Projection(AnyProjection):
         """The tensors of `room`, [count, ...]."""
         return [each for each in (self.weight.stored, self.weight.scales) if each is not None]
 
-    def numbers(self, place: int) -> list[torch.Tensor]:
+    def tensors_at(self, place: int) -> list[torch.Tensor]:
         return [each[place : place + 1] for each in self.stacks]
 
-    def put_numbers(self, place: int, numbers: list[torch.Tensor]) -> None:
-        for own, other in zip(self.numbers(place), numbers, strict=True):
+    def put_tensors(self, place: int, tensors: list[torch.Tensor]) -> None:
+        for own, other in zip(self.tensors_at(place), tensors, strict=True):
             own.copy_(other)
 
     @abstractmethod

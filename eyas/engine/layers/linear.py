@@ -80,10 +80,10 @@ class Linear(AnyProjection):
     def put(self, place: int, part: Linear) -> None:
         raise TypeError("one matrix has room for no others")
 
-    def numbers(self, place: int) -> list[torch.Tensor]:
+    def tensors_at(self, place: int) -> list[torch.Tensor]:
         raise TypeError("one matrix has no places")
 
-    def put_numbers(self, place: int, numbers: list[torch.Tensor]) -> None:
+    def put_tensors(self, place: int, tensors: list[torch.Tensor]) -> None:
         raise TypeError("one matrix has no places")
 
     def below(self, lower: Self) -> Self:
@@ -119,11 +119,11 @@ class LinearExperts(Linear):
     def put(self, place: int, part: Linear) -> None:
         self.each[place] = part
 
-    def numbers(self, place: int) -> list[torch.Tensor]:
+    def tensors_at(self, place: int) -> list[torch.Tensor]:
         return [self.each[place]._dense().contiguous()]
 
-    def put_numbers(self, place: int, numbers: list[torch.Tensor]) -> None:
-        self.put(place, Linear(numbers[0], self.rounding))
+    def put_tensors(self, place: int, tensors: list[torch.Tensor]) -> None:
+        self.put(place, Linear(tensors[0], self.rounding))
 
 
 @dataclass(frozen=True)

@@ -235,6 +235,8 @@ def build_state(
     loaded: EngineSpec, ranks: ProcessGroup, phases: StartPhases, prompts: PromptPlan | None = None
 ) -> tuple[EngineSpec, DeviceState]:
     """Everything that steps share, and `loaded` with as many pages as fit, if it did not say how many."""
+    if loaded.config.dp_attention > 1:
+        ranks.share_rows()
     groups = [KvKind.TARGET, KvKind.DRAFT] if loaded.drafts_here else [KvKind.TARGET]
     tables = SlotTables(table_sizes(loaded), loaded.config.device)
     arithmetic = RankArithmetic.of(loaded)

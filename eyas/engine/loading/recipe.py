@@ -42,6 +42,7 @@ from eyas.engine.loading.step_shapes import buckets_of, by_depth, captured, rehe
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.one_shot import OneShot
 from eyas.engine.parallel.ranks import RankInfo
+from eyas.engine.parallel.row_exchange import RowExchange
 from eyas.engine.speculation.draft_worker.device_runner import BatchLayout, BatchMemory, BatchProgram
 
 FEW_ROWS = 16
@@ -94,6 +95,11 @@ class _AbsentGroup(ProcessGroup):
         if ranks > 1:
             addresses = torch.empty(ranks, dtype=torch.int64, device="meta")
             self._one_shot = OneShot(self.rank, addresses, pdl=True)
+
+    def share_rows(self) -> None:
+        self._rows = RowExchange(
+            self.rank, torch.empty(self.ranks, dtype=torch.int64, device="meta"), pdl=True
+        )
 
     def _collective(self, tensor: torch.Tensor) -> None:
         pass

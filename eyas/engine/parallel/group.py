@@ -31,6 +31,7 @@ from eyas.engine.kernels.exchange.exact_ranks import add_in_order
 from eyas.engine.parallel.one_shot import GRAIN, OneShot
 from eyas.engine.parallel.peer_memory import PeerMemory
 from eyas.engine.parallel.ranks import RankInfo
+from eyas.engine.parallel.row_exchange import ExchangeSizes, RowExchange
 
 LOOK_S = 0.002  # a host that waits for the others polls the store at this interval
 
@@ -56,6 +57,8 @@ class ProcessGroup:
         self._meetings = 0
         self._memory: PeerMemory | None = None
         self._one_shot: OneShot | None = None
+        self._row_memory: PeerMemory | None = None
+        self._rows: RowExchange | None = None
         if self.ranks == 1:
             return
         self._device = torch.device(device)
@@ -87,6 +90,16 @@ class ProcessGroup:
         if self._memory is not None:
             pdl = torch.cuda.get_device_capability(self._device) >= (9, 0)
             self._one_shot = OneShot(self.rank, self._memory.addresses, pdl=pdl)
+
+    def share_rows(self) -> None:
+        """Has rows that `gather` and `sum_for_owners` take go through memory that all ranks map, however many
+        they are, if the devices can reach each other. All ranks call it together, before they capture one.
+        """
+        if self._memory is not None:
+            self._row_memory = PeerMemory.share(ExchangeSizes().buffer_bytes(self.ranks), self._device)
+        if self._row_memory is not None:
+            pdl = torch.cuda.get_device_capability(self._device) >= (9, 0)
+            self._rows = RowExchange(self.rank, self._row_memory.addresses, pdl=pdl)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Replaces `tensor` (contiguous, any shape, numbers) by its sum over all ranks."""
@@ -173,12 +186,14 @@ class ProcessGroup:
         room = tensor.new_empty(shape) if out is None else out.view(shape)
         if self._one_shot is not None and OneShot.joins(tensor):
             self._one_shot.join(tensor, room)
+        elif self._rows is not None and RowExchange.takes(tensor):
+            self._rows.gather(tensor, room)
         else:
             self._collect(tensor, room)
         return room
 
     def _collect(self, tensor: torch.Tensor, room: torch.Tensor) -> None:
-        """Joins what the kernel for small tensors does not take."""
+        """Joins what no kernel of ours takes."""
         if self.ranks == 1:
             room.copy_(tensor[None])
         else:
@@ -190,12 +205,14 @@ class ProcessGroup:
             out.copy_(tensor)
         elif self._one_shot is not None and self._one_shot.takes(out):
             self._one_shot.sum_for_owners(tensor, out)
+        elif self._rows is not None and RowExchange.takes(out):
+            self._rows.sum_for_owners(tensor, out)
         else:
             self._scatter(tensor, out)
         return out
 
     def _scatter(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
-        """The sum for its owners of a tensor that the kernel for small sums does not take."""
+        """The sum for its owners of a tensor that no kernel of ours takes."""
         dist.reduce_scatter_tensor(out, tensor)
 
     def gather_rows(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
@@ -281,8 +298,9 @@ class ProcessGroup:
         """
         if self.ranks == 1 or not dist.is_initialized():
             return
-        if self._memory is not None:
-            self._memory.close()
+        for memory in (self._memory, self._row_memory):
+            if memory is not None:
+                memory.close()
         dist.destroy_process_group()
 
     @contextmanager

@@ -45,13 +45,13 @@ PATIENCE = tl.constexpr(1 << 26)
 
 
 @triton.jit
-def _value(half, DTYPE: tl.constexpr):
+def value_of(half, DTYPE: tl.constexpr):
     """The float whose 16 bits are the lower half of an int32, as float32."""
     return half.to(tl.int16).to(DTYPE, bitcast=True).to(tl.float32)
 
 
 @triton.jit
-def _bits(value, DTYPE: tl.constexpr):
+def bits_of(value, DTYPE: tl.constexpr):
     """float32 rounded to DTYPE, its 16 bits as an int32."""
     return value.to(DTYPE).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
 
@@ -121,18 +121,18 @@ def _sum_over_ranks(
     high = tl.zeros((BLOCK,), tl.float32)
     if residual is not None:
         word = tl.load(residual + index, mask=inside, other=0)
-        low += _value(word, DTYPE)
-        high += _value(word >> 16, DTYPE)
+        low += value_of(word, DTYPE)
+        high += value_of(word >> 16, DTYPE)
     for peer in tl.static_range(RANKS):
         data = _arrived(own + inbox + peer * CAPACITY + index, inside, turn)
-        low += _value(data, DTYPE)
-        high += _value(data >> 16, DTYPE)
-    low_bits = _bits(low, DTYPE)
-    high_bits = _bits(high, DTYPE)
+        low += value_of(data, DTYPE)
+        high += value_of(data >> 16, DTYPE)
+    low_bits = bits_of(low, DTYPE)
+    high_bits = bits_of(high, DTYPE)
     tl.store(out + index, low_bits | (high_bits << 16), mask=inside)
     if sums is not None:
-        low = _value(low_bits, DTYPE)
-        high = _value(high_bits, DTYPE)
+        low = value_of(low_bits, DTYPE)
+        high = value_of(high_bits, DTYPE)
         if GROUP == 0:
             squares = tl.sum(low * low + high * high, axis=0)
             tl.store(sums + program % parts * SUMS_ROWS + program // parts, squares)

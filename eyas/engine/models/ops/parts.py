@@ -190,14 +190,14 @@ class ExpertsPart(Generic[ProjectionT]):
 
     def expert(self, place: int) -> list[torch.Tensor]:
         """The tensors of the expert in a place, in an order that is that of all places and ranks."""
-        products = (*self.gated.projection.numbers(place), *self.out.projection.numbers(place))
+        products = (*self.gated.projection.tensors_at(place), *self.out.projection.tensors_at(place))
         return [*products, *(bias[place : place + 1] for bias in self._biases)]
 
     def put_expert(self, place: int, tensors: list[torch.Tensor]) -> None:
         """Puts what `expert` gave, here or on another rank, into a place."""
         numbers = iter(tensors)
         for projection in (self.gated.projection, self.out.projection):
-            projection.put_numbers(place, [next(numbers) for _ in projection.numbers(place)])
+            projection.put_tensors(place, [next(numbers) for _ in projection.tensors_at(place)])
         for bias in self._biases:
             bias[place : place + 1].copy_(next(numbers))
 
