@@ -99,22 +99,19 @@ def _whole_or_half(
 ):  # fmt: skip
     """A tile of as many rows as its block has."""
     block, tile = where(cell, count, (OUTPUTS + COLUMNS - 1) // COLUMNS, GROUP)
-    if HALF == 0:
+    rows = ROWS
+    if HALF > 0:  # known to the compiler, which else would make a tile of no rows
+        rows = tl.load(blocks + 2 * most + block) - tl.load(blocks + most + block)
+        if rows <= HALF:
+            _one_tile(
+                half, x_scales, weights, scales, bias, out, out_scales, order, blocks, most, block, tile,
+                N, K, OUTPUTS, HALF, COLUMNS, DEPTH, PER_ROW, SCATTER, GATED, GELU, CLAMPED, BLOCKS, CHANNELS,
+                POWERS, MADE, PLACED, STAGES,
+            )  # fmt: skip
+    if HALF == 0 or rows > HALF:
         _one_tile(
             x, x_scales, weights, scales, bias, out, out_scales, order, blocks, most, block, tile,
             N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, PER_ROW, SCATTER, GATED, GELU, CLAMPED, BLOCKS, CHANNELS,
-            POWERS, MADE, PLACED, STAGES,
-        )  # fmt: skip
-    elif tl.load(blocks + 2 * most + block) - tl.load(blocks + most + block) > HALF:
-        _one_tile(
-            x, x_scales, weights, scales, bias, out, out_scales, order, blocks, most, block, tile,
-            N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, PER_ROW, SCATTER, GATED, GELU, CLAMPED, BLOCKS, CHANNELS,
-            POWERS, MADE, PLACED, STAGES,
-        )  # fmt: skip
-    else:
-        _one_tile(
-            half, x_scales, weights, scales, bias, out, out_scales, order, blocks, most, block, tile,
-            N, K, OUTPUTS, HALF, COLUMNS, DEPTH, PER_ROW, SCATTER, GATED, GELU, CLAMPED, BLOCKS, CHANNELS,
             POWERS, MADE, PLACED, STAGES,
         )  # fmt: skip
 
