@@ -11,7 +11,8 @@ Cuts of DeepSeek-V3 (3 dense layers and some with 256 experts) and of Qwen3-235B
   `qwen:tp`: as many GPUs divide every layer. Chance chooses experts. The time of a step at 1 to 512 sequences
   of all ranks, and prompt tokens per second.
 * `v3:skew`: a router with favourites, of which the first half of the experts has most, and 16 replicas per
-  rank and layer: before there are any, while they are made, and after.
+  rank and layer: before there are any, while they are made, and after. `v3:skew-tp`: the same router's experts
+  divided.
 
 Every kind is a process of its own; those that do not fit into SECONDS are skipped. `--compile` compiles the
 kernels of all kinds side by side, without a GPU's time. DIR/experts.jsonl gets a line for each figure.
@@ -57,7 +58,7 @@ ROWS, HIDDEN = (1, 4, 16, 64, 128, 256, 512, 1024), (7168, 4096)
 CHECKS = 150
 PROMPTS, PROMPT = 24, 1024
 REPLICAS, HOT, FAVOURITES = 16, 0.15, 64
-KINDS = ("exchange", "v3:ep", "v3:tp", "v3:skew", "qwen:ep", "qwen:tp")
+KINDS = ("exchange", "v3:skew", "v3:skew-tp", "qwen:ep", "qwen:tp", "v3:ep", "v3:tp")
 LEAST_S, MOST_S, COMPILE_S = 15.0, 70.0, 180.0  # of a kind
 QWEN: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -81,7 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--layers", type=int, nargs=2, default=(3, 6), help="with experts: of v3, of qwen")
+    parser.add_argument("--layers", type=int, nargs=2, default=(2, 4), help="with experts: of v3, of qwen")
     parser.add_argument("--seconds", type=float, default=100.0)
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
     parser.add_argument("--compile", action="store_true")
@@ -137,16 +138,17 @@ def write_models(out: Path, layers: Sequence[int]) -> None:
 
 
 def configured(folder: Path, way: str, ranks: int) -> EngineConfig:
-    each = 1 if way == "tp" else ranks
+    divided = way.endswith("tp")
+    each = 1 if divided else ranks
     graphs = tuple(sorted({max(1, batch // each) for batch in BATCHES}))
-    shared: dict[str, int] = {"tensor_parallel_size": ranks} if way == "tp" else {"dp_attention": ranks}
+    shared: dict[str, int] = {"tensor_parallel_size": ranks} if divided else {"dp_attention": ranks}
     if way == "skew":
         shared["expert_replicas"] = REPLICAS
     return resolve_engine(
         "cuda", model=str(folder), draft=None, load_format="dummy", worker="experts", transfer="none",
         context_length=2048, max_running=max(graphs), max_waiting=4096, cuda_graph_bs=graphs,
         cuda_graph_max_bs=max(graphs), mixed_tokens=0, chunk_tokens=1024, num_pages=6000,
-        prefill_attention_backend="triton", uniform_experts=way != "skew", tune_seconds=0.0, **shared,
+        prefill_attention_backend="triton", uniform_experts="skew" not in way, tune_seconds=0.0, **shared,
     )  # fmt: skip
 
 
@@ -161,8 +163,8 @@ def run(args: argparse.Namespace, lines: FigureLines) -> None:
     if args.compile:
         EngineStart.of(config).wait_for_kernels()
         return
-    tp_check.INPUT, tp_check.OUTPUT = 32, 48
-    if way == "skew":
+    tp_check.INPUT, tp_check.OUTPUT = 32, 40
+    if "skew" in way:
         skew()
         follower.main = skewed_follower
     engine = Paced(config)
@@ -174,8 +176,8 @@ def run(args: argparse.Namespace, lines: FigureLines) -> None:
         time_steps(engine, lines, args.here)
 
 
-def time_steps(engine: Paced, lines: FigureLines, label: str, batches: Sequence[int] = BATCHES) -> None:
-    for batch in batches:
+def time_steps(engine: Paced, lines: FigureLines, label: str) -> None:
+    for batch in BATCHES:
         lines.add(kind=label, batch=batch, step_ms=engine.step_ms(f"{label} {batch}", batch))
     params, rate = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True), 0.0
     for turn in range(2):  # the first one warms
@@ -218,7 +220,7 @@ def time_replicas(engine: Paced, lines: FigureLines) -> None:
     assert balance is not None
     ranks, later = balance._ranks, float("inf")
     balance._next = later
-    time_steps(engine, lines, "without replicas", BATCHES[1:])
+    time_steps(engine, lines, "without replicas")
     balance._every_s, balance._next, first, moved = 0.3, 0.0, len(engine.landed), False
     for turn in range(12):
         before = ranks.replicas
@@ -237,7 +239,7 @@ def time_replicas(engine: Paced, lines: FigureLines) -> None:
     for own, now in zip(balance._recent, ranks.replicas, strict=True):
         done = [rank_loads(own, ranks.slots, each) for each in (ranks.slots.empty, now)]
         lines.add(loads_of_ranks=[[round(float(x), 3) for x in each / each.mean()] for each in done])
-    time_steps(engine, lines, "with replicas", BATCHES[1:])
+    time_steps(engine, lines, "with replicas")
 
 
 # --- exchanges -------------------------------------------------------------------------------------------
