@@ -11,8 +11,8 @@ Cuts of DeepSeek-V3 (3 dense layers and some with 256 experts) and of Qwen3-235B
   `qwen:tp`: as many GPUs divide every layer. Chance chooses experts. The time of a step at 1 to 512 sequences
   of all ranks, and prompt tokens per second.
 * `v3:skew`: a router with favourites, of which the first half of the experts has most, and 16 replicas per
-  rank and layer: before there are any, while they are made, and after. `v3:skew-tp`: the same router's experts
-  divided.
+  rank and layer: before there are any, while they are made, and after. `v3:skew-tp`: the same router, every
+  layer divided.
 
 Every kind is a process of its own; those that do not fit into SECONDS are skipped. `--compile` compiles the
 kernels of all kinds side by side, without a GPU's time. DIR/experts.jsonl gets a line for each figure.
@@ -28,6 +28,7 @@ import random
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -167,6 +168,7 @@ def run(args: argparse.Namespace, lines: FigureLines) -> None:
     if "skew" in way:
         skew()
         follower.main = skewed_follower
+    threading.excepthook = _end  # else it would be waited for
     engine = Paced(config)
     lines.add(kind=args.here, ready=True)
     engine.step_ms("warm", 8)
@@ -174,6 +176,12 @@ def run(args: argparse.Namespace, lines: FigureLines) -> None:
         time_replicas(engine, lines)
     else:
         time_steps(engine, lines, args.here)
+
+
+def _end(failed: threading.ExceptHookArgs) -> None:
+    """An engine's thread has failed."""
+    sys.excepthook(failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
+    os._exit(1)
 
 
 def time_steps(engine: Paced, lines: FigureLines, label: str) -> None:
