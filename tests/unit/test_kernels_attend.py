@@ -378,30 +378,19 @@ def test_chunks_whose_keys_are_cut_into_parts(
 
 
 def test_parts_of_keys_fill_the_last_wave_of_programs() -> None:
-    """Of a turn's rows, in the graphs that they have, eight rows to a program of each of two key heads."""
+    """Of a turn's rows, in the graphs that they have: 16 to a program of each of two key heads of 256."""
+    pool = torch.empty(1, 2, 16, 2, 256, dtype=torch.bfloat16, device="meta")
+    kv = PagedKv(pool, torch.empty(1, 2048, dtype=torch.int32, device="meta"))
+    tiling = prefill.tiling_for(kv, 8, prefill.tile_rows(16, 2))
+    assert (tiling.rows, tiling.programs) == (128, 1)
     for rows in range(200, 769):
         graph = next(total for total in (256, 320, 384, 512, 640, 768) if total >= rows)
-        parts = prefill.most_parts(2 * 2 * (-(-graph // 16) + MAX_ENDS))
-        work = 2 * -(-rows // 8)
+        parts = prefill._parts(kv, tiling, -(-graph // 16) + MAX_ENDS, 8 * graph)
+        work = 2 * -(-rows // 16)
         whole, cut = (-(-work * parts // 132) / parts for parts in (1, parts))
-        assert cut <= whole
-        assert cut < 1.5 * max(work / 132, 1)
+        assert parts > 1 and cut < whole
+        assert cut < 1.3 * max(work / 132, 0.4)
     assert prefill.most_parts(264) == 1
-
-
-def test_few_rows_have_small_programs_and_as_many_parts_as_run_at_once() -> None:
-    """An 8B's heads: 132 programs of 128 rows, or twice as many of 64. The power check is what was before."""
-    pool = torch.empty(4, 2, 16, 8, 128, dtype=torch.bfloat16, device="meta")
-    kv = PagedKv(pool, torch.empty(1, 1024, dtype=torch.int32, device="meta"))
-    parts = {}
-    for count in (16, 80, 144, 208, 464, 600, 3072):
-        tiling = tiling_for(kv, 4, 32, count)
-        programs = -(-count // (tiling.rows // 4))
-        parts[count] = prefill._parts(kv, tiling, 0, 4 * count)
-        assert (tiling.rows, tiling.programs) == ((64, 2) if count < 544 else (128, 1))
-        assert 8 * programs * parts[count] <= 264 or parts[count] == 1
-    assert parts == {16: 8, 80: 6, 144: 3, 208: 2, 464: 1, 600: 1, 3072: 1}
-    assert tiling_for(kv, 4, 32).rows == 128, "of how many rows nobody says"
 
 
 @pytest.mark.parametrize(

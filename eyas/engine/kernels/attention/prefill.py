@@ -44,6 +44,7 @@ _PROGRAMS, _MOST_PARTS = 132, 8  # about as many as a Hopper GPU has SMs
 _FEW_WARPS = 4  # of programs two of which an SM has at a time
 _WAVES = 6  # of programs with wide heads, so that a last one with few of them takes little time
 _LEAST, _LEAST_WIDE = 8, 16  # blocks of a part
+_SLIM = 128  # values of a head that is not wide
 _MANY_KEYS = 64
 
 
@@ -72,7 +73,7 @@ def tiling_for(kv: PagedKv, group: int, queries: int = 0, count: int = 0) -> Chu
 
 
 def _least(dim: int) -> int:
-    return _LEAST if dim <= NARROW else _LEAST_WIDE
+    return _LEAST if dim <= _SLIM else _LEAST_WIDE
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ def _parts(kv: PagedKv, tiling: ChunkTiling, tiles: int, rows: int) -> int:
     """
     if not _sees_all(kv):
         return 1
-    if kv.dim > NARROW:
+    if kv.dim > _SLIM:
         return most_parts(max(kv.kv_heads * tiles * tiling.programs, 1))
     at_once = 2 * _PROGRAMS if tiling.warps == _FEW_WARPS else _PROGRAMS
     longest = kv.tables.shape[1] * kv.pool.shape[2] // (tiling.keys * _LEAST)
@@ -205,7 +206,7 @@ def _sees_all(kv: PagedKv) -> bool:
 
 def most_parts(programs: int) -> int:
     """The parts of keys that an attention of so many programs is worth. A GPU runs one per multiprocessor: of
-    150 programs the last 18 would take as long as the 132 before them.
+    76 programs it is half idle, and of 150 the last 18 would take as long as the 132 before them.
     """
     return 1 if programs >= 2 * _PROGRAMS else min(_WAVES * _PROGRAMS // programs, _MOST_PARTS)
 
