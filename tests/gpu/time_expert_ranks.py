@@ -59,6 +59,7 @@ ROWS, HIDDEN = (1, 4, 16, 64, 128, 256, 512, 1024), (7168, 4096)
 CHECKS = 150
 PROMPTS, PROMPT = 24, 1024
 REPLICAS, HOT, FAVOURITES = 16, 0.15, 64
+MOVING = 128  # sequences that run while replicas are made
 KINDS = ("exchange", "v3:skew", "v3:skew-tp", "qwen:ep", "qwen:tp", "v3:ep", "v3:tp")
 LEAST_S, MOST_S, COMPILE_S = 15.0, 70.0, 180.0  # of a kind
 QWEN: dict[str, Any] = {
@@ -223,7 +224,7 @@ def skewed_follower(loaded: EngineSpec, rank_info: RankInfo, channel: RankChanne
 
 
 def time_replicas(engine: Paced, lines: FigureLines) -> None:
-    """Steps without replicas, while some are made under 128 sequences, and with them."""
+    """Steps without replicas, while some are made, and with them."""
     balance = engine.worker.engine._parts.balance
     assert balance is not None
     ranks, later = balance._ranks, float("inf")
@@ -232,12 +233,12 @@ def time_replicas(engine: Paced, lines: FigureLines) -> None:
     balance._every_s, balance._next, first, moved = 0.3, 0.0, len(engine.landed), False
     for turn in range(12):
         before = ranks.replicas
-        engine.step_ms(f"moving {turn}", 128)
+        engine.step_ms(f"moving {turn}", MOVING)
         if moved and before == ranks.replicas:
             break
         moved = moved or before != ranks.replicas
     balance._next = later
-    steps = [step for step in engine.landed[first:] if step[1] == 128]
+    steps = [step for step in engine.landed[first:] if step[1] == MOVING]
     gaps = [1e3 * (after[0] - before[0]) for before, after in pairwise(steps)]
     gaps = [gap for gap in gaps if gap < 1e3]  # between two turns prompts come
     replicas = [sum(expert >= 0 for expert in layer) for layer in ranks.replicas]
