@@ -15,7 +15,7 @@ import torch
 
 from eyas.engine.kv.pinned import short_pieces
 
-PIECE_BYTES = 16 * 2**20
+PIECE_BYTES = 4 * 2**20  # a matrix has several, so that all readers have one
 READERS = 4
 
 

@@ -140,7 +140,7 @@ def fastest_chunk(runner: StepRunner, config: EngineConfig, most: StepLimits) ->
         return rows
     timer = StepTimer(runner, config, most.slots)
     all_s, fewer_s = (
-        min(timer.seconds(StepSample(rows=count)) for _ in range(3)) for count in (rows - 1, fewer - 1)
+        min(timer.seconds(StepSample(rows=count)) for _ in range(2)) for count in (rows - 1, fewer - 1)
     )
     chosen = fewer if CLEARLY * fewer_s / fewer < all_s / rows else rows
     _log.info("prompts: %.2f ms for %d rows, %.2f for %d", 1e3 * fewer_s, fewer, 1e3 * all_s, rows)
