@@ -25,7 +25,7 @@ from gateway.routing.placement import (
     WorkerPlace,
     place,
 )
-from gateway.routing.preference import DemandMeter, PaceMemory, preferring, rethink
+from gateway.routing.preference import DemandMeter, PaceMemory, estimates, prefer, preferring
 
 ASK_EVERY_S = 1.0
 """How often the number of workers that prefer prompts is thought over."""
@@ -98,7 +98,8 @@ class _SimulatedCluster:
         self._demand = DemandMeter()
         self._ask_s = ASK_EVERY_S
         self._paces = PaceMemory()
-        self._thought: tuple[RequestMix, StepPace] | None = None  # that the preferences are for
+        self._thought: tuple[RequestMix, StepPace] | None = None  # that the estimates are for
+        self._bears: list[float] = []  # requests per second by the number of workers that prefer prompts
         self._played = SimulationResult([], [], self._workers, 0.0, 0)
 
     def run(self, arrivals: Iterable[SimulatedRequest]) -> SimulationResult:
@@ -198,6 +199,7 @@ class _SimulatedCluster:
         computed, ended = worker.finish()
         for job in ended:
             job.end_s = now
+            self._answered(job)
         for job in computed:
             job.first_s = now
             if not job.apart:
@@ -208,6 +210,13 @@ class _SimulatedCluster:
             if job.apart:
                 self._send(job, now)
         self._begin(index, now)
+
+    def _answered(self, job: SimulatedJob) -> None:
+        assert job.first_s is not None and job.end_s is not None
+        targets, later = self._rates.targets, max(job.arrival.output - 1, 1)
+        first_s = job.first_s - job.arrival.at_s + self._shape.hardware.front_s
+        met = first_s <= targets.ttft_s and (job.end_s - job.first_s) / later <= targets.tpot_s
+        self._demand.targets.ended(job.end_s, job.arrival.at_s, met)
 
     # --- pages ----------------------------------------------------------------------------------------------
 
@@ -258,13 +267,15 @@ class _SimulatedCluster:
         prefilling = preferring(places)
         self._paces.saw(prefilling, mean_pace(worker.pace for worker in self._workers))
         mix, pace = self._demand.mix(), self._paces.at(prefilling)
-        if mix is None or (mix, pace) == self._thought:
+        if mix is None:
             return
-        self._thought = mix, pace
-        times, targets = replace(self._rates.times, pace=pace), self._shape.targets
-        rates = replace(self._rates, times=times, targets=targets, answer=mix.output)
-        self._rates = replace(rates, targets=within_reach(mix, len(places), rates))
-        preferences = rethink(mix, places, self._rates, self._paces)
+        if (mix, pace) != self._thought:
+            self._thought = mix, pace
+            times, targets = replace(self._rates.times, pace=pace), self._shape.targets
+            rates = replace(self._rates, times=times, targets=targets, answer=mix.output)
+            self._rates = replace(rates, targets=within_reach(mix, len(places), rates))
+            self._bears = estimates(mix, len(places), self._rates, self._paces)
+        preferences = prefer(places, self._demand.best_split(now, self._bears, prefilling))
         new = [preferences[str(index)] for index in range(len(self._workers))]
         self._played.flips += new != self._preferences
         self._preferences = new

@@ -17,6 +17,11 @@ TAIL = 0.1
 LONG = 1.28
 """Standard deviations from the mean of a normal distribution to its TAIL."""
 
+BUNCH = 1.945
+"""Of requests that come in bunches, so many times the mean of those that came with it came with a request at
+the TAIL: bunches have geometric sizes, and a request is in the middle of a large one.
+"""
+
 IDLE = 1e-9
 """The part of the steps' rate at which requests come one by one."""
 
@@ -161,7 +166,7 @@ def _decoding(mix: RequestMix, all_rate: float, workers: int, prompts: float, ra
         if abs(estimate - mean) <= 1e-6 * mean:
             break
         mean = (mean + estimate) / 2
-    coming, own = rate * mix.output * mean, (1 - TAIL) * (burst - 1)
+    coming, own = rate * mix.output * mean, BUNCH * (burst - 1)
     chance = LONG * math.sqrt(coming * burst) / (1.0 - rate * slower)
     beside = coming + own + chance
     crowded = rates.times.step_s(max(round(beside), 1), beside * _context(mix))

@@ -26,7 +26,7 @@ from gateway.routing import router
 from gateway.routing.capacity import RequestMix, within_reach
 from gateway.routing.ledger import UnderWay
 from gateway.routing.placement import AdmissionPreference, LatencyTargets, MeasuredRates, WorkerPlace, place
-from gateway.routing.preference import FADE, DemandMeter, PaceMemory, preferring, rethink
+from gateway.routing.preference import FADE, DemandMeter, PaceMemory, estimates, prefer, preferring
 from gateway.routing.router import RequestRoute, RouterCandidate
 
 THINK_EVERY_S = 1.0
@@ -86,6 +86,7 @@ class AutoLayout(RequestLayout):
         self._paces, self._pace = PaceMemory(), StepPace()  # the pace is that of the last look
         self._thought: tuple[RequestMix, StepPace, frozenset[str]] | None = None
         self._reach: LatencyTargets | None = None  # of a step, of the last thought; None: as they were given
+        self._bears: list[float] = []  # of the last thought, by the number of workers that prefer prompts
         self._answer = 0.0  # mean steps of an answer, as of the last thought; 0.0: not known
         self.preferences: dict[str, AdmissionPreference] = {}
 
@@ -123,10 +124,18 @@ class AutoLayout(RequestLayout):
         self._demand.answered(pace.steps)
         self._steps = FADE * self._steps + pace.steps
         self._tokens = FADE * self._tokens + pace.tokens
+        if pace.ttft_s is not None:
+            self._demand.targets.ended(self._clock(), pace.began, self._met(pace.ttft_s, pace.tpot_s))
         if pace.ttft_s is not None and route.ttft_s:
             self._metrics.ttft_ratio.labels(_kind(route)).observe(pace.ttft_s / route.ttft_s)
         if pace.tpot_s is not None and route.tpot_s:
             self._metrics.tpot_ratio.labels(_kind(route)).observe(pace.tpot_s / route.tpot_s)
+
+    def _met(self, ttft_s: float, tpot_s: float | None) -> bool:
+        """Whether a request kept the targets that can be kept."""
+        targets, tokens = self._targets, self.tokens_per_step
+        targets = self._within_reach(dataclasses.replace(targets, tpot_s=targets.tpot_s * tokens))
+        return ttft_s <= targets.ttft_s and (tpot_s or 0.0) * tokens <= targets.tpot_s
 
     # --- preferences ----------------------------------------------------------------------------------------
 
@@ -140,22 +149,24 @@ class AutoLayout(RequestLayout):
             pause = max(THINK_EVERY_S, 9 * (time.monotonic() - began))
 
     async def think(self) -> None:
-        """Lets preferences follow what was asked lately, and how long steps took: where that, or the set of
-        workers, has changed.
+        """Lets preferences follow what was asked lately, how long steps took, and whether targets were kept.
+        What the workers bear is estimated anew where the first two, or the set of workers, have changed.
         """
         workers = [worker for worker in self._workers() if _does_both(worker)]
         places = [place_of(worker, self._preference(worker)) for worker in workers]
         self._look(places, workers)
         mix, names = self._demand.mix(), frozenset(worker.info.worker for worker in workers)
         rates = self._rates(workers)
-        if mix is None or rates is None or not _meet(workers) or (mix, self._pace, names) == self._thought:
+        if mix is None or rates is None or not _meet(workers):
             return
-        self._thought, self._answer = (mix, self._pace, names), mix.output
-        # It takes long with many workers.
-        reach = await asyncio.to_thread(within_reach, mix, len(workers), rates)
-        rates = dataclasses.replace(rates, targets=reach)
-        self._prefer(await asyncio.to_thread(rethink, mix, places, rates, self._paces))
-        self._reach = reach
+        if (mix, self._pace, names) != self._thought:
+            self._thought, self._answer = (mix, self._pace, names), mix.output
+            # It takes long with many workers.
+            self._reach = await asyncio.to_thread(within_reach, mix, len(workers), rates)
+            rates = dataclasses.replace(rates, targets=self._reach)
+            self._bears = await asyncio.to_thread(estimates, mix, len(workers), rates, self._paces)
+        split = self._demand.best_split(self._clock(), self._bears, preferring(places))
+        self._prefer(prefer(places, split))
 
     def _look(self, places: Sequence[WorkerPlace], workers: Sequence[RouterCandidate]) -> None:
         """Takes note of how long steps took."""

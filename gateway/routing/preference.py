@@ -7,21 +7,25 @@ decides how often it is asked.
 The load is the mix of recent requests, sums that fade, and the pace of steps over what was measured at the
 start. A table of step times is never right everywhere: it may hold for small batches and not for large ones.
 So what is seen while k workers prefer prompts is believed of k, and of the numbers of which nothing is known
-yet.
+yet. The estimate that follows is not right everywhere either: among numbers for which it is nearly alike,
+whether requests keep their targets decides.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import deque
 from collections.abc import Sequence
 
 from eyas.common.step_times import StepPace, alike
-from gateway.routing.capacity import RequestMix, capacity
+from gateway.routing.capacity import TAIL, RequestMix, capacity
 from gateway.routing.placement import AdmissionPreference, MeasuredRates, WorkerPlace
 
 GAIN = 1.05
-"""The number changes for at least this factor of capacity: preferences do not flap between equals."""
+"""The number changes for at least this factor of capacity: preferences do not flap between equals. While too
+many requests miss their targets it changes for any gain.
+"""
 FADE = 0.98
 """The part of a value's weight that is left after the next one: about the last hundred count."""
 
@@ -43,26 +47,45 @@ COUNTING_S = 1.0
 DECAY = 0.96
 """The part of a count's weight that is left after the next one: about the last 25 count."""
 
+LATELY_S = 40.0
+"""After this time, whether a request kept its targets has lost all but 1/e of its weight."""
+
+WRONG = 1.05
+"""The estimate for a number of workers is divided by this where too many requests miss their targets: another
+number for which it is nearly as high is tried then. Who misses targets says no more than that.
+"""
+
+CLEARLY = 2.0
+"""Standard deviations by which too many requests miss their targets then."""
+
+SETTLED_S = 20.0
+"""So long after a change, what is seen is of what came after it. Requests that miss their targets come in
+bunches, so less says nothing.
+"""
+
+BELIEVED_S = 300.0
+"""A number for which the estimate was too high is not tried again for so long."""
+
 COUNTS = 12.0
 """Counts of one kind of load before it is said to come unevenly."""
 
 
-def best_split(mix: RequestMix, workers: int, now: int, rates: MeasuredRates, paces: PaceMemory) -> int:
-    """How many of the workers should prefer prompts; 0: none does, and all do both. `now`: how many do."""
+def estimates(mix: RequestMix, workers: int, rates: MeasuredRates, paces: PaceMemory) -> list[float]:
+    """The requests per second that the workers bear if 0, 1, 2 ... of them prefer prompts."""
     bears = []
     for prefilling in range(workers):
         times = dataclasses.replace(rates.times, pace=paces.at(prefilling))
         bears.append(capacity(mix, workers, prefilling, dataclasses.replace(rates, times=times)))
-    best = max(range(workers), key=lambda prefilling: bears[prefilling])
-    return best if bears[best] > GAIN * bears[min(now, workers - 1)] else min(now, workers - 1)
+    return bears
 
 
-def rethink(
-    mix: RequestMix, places: Sequence[WorkerPlace], rates: MeasuredRates, paces: PaceMemory
-) -> dict[str, AdmissionPreference]:
-    """The preference of each worker, by name, for requests of this mix."""
-    rates = dataclasses.replace(rates, answer=mix.output)
-    return prefer(places, best_split(mix, len(places), preferring(places), rates, paces))
+def best_split(bears: Sequence[float], now: int, gain: float = GAIN) -> int:
+    """How many of the workers should prefer prompts; 0: none does, and all do both. `bears`: requests per
+    second by that number. `now`: how many do.
+    """
+    now = min(now, len(bears) - 1)
+    best = max(range(len(bears)), key=bears.__getitem__)
+    return best if bears[best] > gain * bears[now] else now
 
 
 def preferring(places: Sequence[WorkerPlace]) -> int:
@@ -160,6 +183,60 @@ class ArrivalDispersion:
         self._now, self._before = 0, self._now
 
 
+class TargetMemory:
+    """Whether requests keep their targets, and what that says of estimates, by the number of workers that
+    prefer prompts. Times are seconds of one clock.
+    """
+
+    def __init__(self, since_s: float) -> None:
+        self._at_s = self._since_s = since_s
+        self._prefilling = 0
+        self._ended = self._met = 0.0  # requests, fading
+        self._wrong: dict[int, float] = {}  # numbers whose estimate is too high, and when that was seen
+
+    def ended(self, at_s: float, began_s: float, met: bool) -> None:
+        """Counts an answer. One that began under another number of workers says nothing of this one."""
+        if began_s >= self._since_s:
+            self._fade(at_s)
+            self._ended += 1
+            self._met += met
+
+    def forget(self) -> None:
+        """Forgets the load before."""
+        self._wrong.clear()
+        self._ended = self._met = 0.0
+
+    @property
+    def missed(self) -> bool:
+        """Whether more requests miss their targets than may, and than chance makes of that."""
+        return self._missed_by(1.0)
+
+    def _missed_by(self, deviations: float) -> bool:
+        if self._ended < ENOUGH or self._at_s - self._since_s < SETTLED_S:
+            return False
+        chance = math.sqrt(TAIL * (1 - TAIL) * self._ended)
+        return self._met + deviations * chance < (1 - TAIL) * self._ended
+
+    def corrected(self, at_s: float, bears: Sequence[float], now: int) -> list[float]:
+        """The estimates; those that were too high are less. `now`: how many workers prefer prompts."""
+        self._fade(at_s)
+        if now != self._prefilling:
+            self._prefilling, self._since_s = now, at_s
+            self._ended = self._met = 0.0
+        self._wrong = {k: seen_s for k, seen_s in self._wrong.items() if at_s - seen_s < BELIEVED_S}
+        if self._missed_by(CLEARLY):
+            self._wrong[now] = at_s
+        elif at_s - self._since_s >= SETTLED_S:
+            self._wrong.pop(now, None)
+        return [bear / (WRONG if k in self._wrong else 1.0) for k, bear in enumerate(bears)]
+
+    def _fade(self, at_s: float) -> None:
+        passed = max(at_s - self._at_s, 0.0)
+        decay = math.exp(-passed / LATELY_S)
+        self._at_s += passed
+        self._ended, self._met = decay * self._ended, decay * self._met
+
+
 class DemandMeter:
     """Told of every request and every answer."""
 
@@ -167,6 +244,7 @@ class DemandMeter:
         """`since_s`: when the first requests may come, on the clock of `add_request`."""
         self._prompt, self._missing, self._output = FadingMean(), FadingMean(), FadingMean()
         self._evenness = ArrivalDispersion(since_s)
+        self.targets = TargetMemory(since_s)
         self._reported: RequestMix | None = None
 
     def add_request(self, at_s: float, prompt: int, missing: int) -> None:
@@ -175,6 +253,12 @@ class DemandMeter:
         others = self._prompt.add(prompt), self._missing.add(missing)
         if any(others):
             self._evenness.forget()
+            self.targets.forget()
+
+    def best_split(self, at_s: float, bears: Sequence[float], now: int) -> int:
+        """How many workers should prefer prompts, by estimates and by what is seen; `now`: how many do."""
+        corrected = self.targets.corrected(at_s, bears, now)
+        return best_split(corrected, now, 1.0 if self.targets.missed else GAIN)
 
     def answered(self, output: int) -> None:
         """Counts an answer that took `output` steps."""

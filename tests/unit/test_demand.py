@@ -6,7 +6,16 @@ import random
 
 import pytest
 
-from gateway.routing.preference import COUNTS, ENOUGH, ArrivalDispersion, DemandMeter, FadingMean
+from gateway.routing.preference import (
+    BELIEVED_S,
+    COUNTS,
+    ENOUGH,
+    WRONG,
+    ArrivalDispersion,
+    DemandMeter,
+    FadingMean,
+    TargetMemory,
+)
 
 
 def arrivals(rng: random.Random, rate: float, seconds: float, together: int = 1) -> list[float]:
@@ -82,3 +91,50 @@ def test_a_new_load_is_not_thought_to_come_as_the_old_one_did() -> None:
     assert even is not None and even.burst < 2.5
     assert even.prompt == pytest.approx(8000, rel=0.1)
     assert even.spread < 1.1
+
+
+def watched(memory: TargetMemory, since_s: float, share: float, seconds: float = 60.0) -> float:
+    """Lets ten answers per second end, of which `share` keep their targets; says until when."""
+    for number in range(round(10 * seconds)):
+        at_s = since_s + number / 10
+        memory.ended(at_s, at_s, (number + 1) * share // 1 > number * share // 1)
+    return since_s + seconds
+
+
+@pytest.mark.parametrize(("share", "wanted"), [(1.0, 20.0), (0.89, 20.0), (0.8, 20.0 / WRONG)])
+def test_an_estimate_is_less_where_requests_miss_their_targets(share: float, wanted: float) -> None:
+    memory = TargetMemory(0.0)
+    memory.corrected(0.0, [9.0, 20.0], 1)
+    soon_s = watched(memory, 0.0, share, seconds=10.0)
+    assert memory.corrected(soon_s, [9.0, 20.0], 1) == [9.0, 20.0], "a few seconds say nothing"
+    now_s = watched(memory, soon_s, share)
+    assert memory.corrected(now_s, [9.0, 20.0], 1) == [9.0, wanted]
+    assert memory.missed == (wanted < 20.0)
+    assert memory.corrected(now_s, [9.0, 20.0], 0) == [9.0, wanted], "it is remembered"
+    assert memory.corrected(now_s + BELIEVED_S, [9.0, 20.0], 0) == [9.0, 20.0], "not for ever"
+
+
+def test_what_misses_no_targets_any_more_is_believed_again() -> None:
+    memory = TargetMemory(0.0)
+    now_s = watched(memory, 0.0, 0.5)
+    assert memory.corrected(now_s, [20.0], 0) == [20.0 / WRONG]
+    assert memory.corrected(watched(memory, now_s, 1.0, seconds=200.0), [20.0], 0) == [20.0]
+
+
+def test_a_request_that_began_before_a_change_says_nothing_of_what_came_after() -> None:
+    memory = TargetMemory(0.0)
+    now_s = watched(memory, 0.0, 0.5)
+    assert memory.missed
+    memory.corrected(now_s, [20.0, 20.0], 1)
+    for _ in range(2 * ENOUGH):
+        memory.ended(now_s + 30.0, now_s - 1.0, False)
+    assert not memory.missed
+    assert memory.corrected(now_s + 30.0, [20.0, 20.0], 1)[1] == 20.0
+
+
+def test_a_cluster_that_misses_its_targets_changes_for_any_gain() -> None:
+    demand = DemandMeter()
+    assert demand.best_split(0.0, [20.0, 20.9], 0) == 0
+    now_s = watched(demand.targets, 0.0, 0.5)
+    assert demand.best_split(now_s, [20.0, 19.5], 0) == 1
+    assert demand.best_split(now_s, [20.0, 18.5], 0) == 0

@@ -17,7 +17,7 @@ from gateway.routing.placement import (
     WorkerPlace,
     place,
 )
-from gateway.routing.preference import PaceMemory, best_split, prefer
+from gateway.routing.preference import PaceMemory, best_split, estimates, prefer
 
 HARDWARE = example()
 LOOSE, TIGHT = LatencyTargets(2.0, 0.020), LatencyTargets(1.0, 0.008)
@@ -29,6 +29,10 @@ UNSEEN = PaceMemory()  # no step has run
 
 def rates(targets: LatencyTargets) -> MeasuredRates:
     return MeasuredRates(HARDWARE.times, HARDWARE.budget, targets)
+
+
+def split(mix: RequestMix, workers: int, now: int, asked: MeasuredRates) -> int:
+    return best_split(estimates(mix, workers, asked, UNSEEN), now)
 
 
 def states() -> Iterator[WorkerPlace]:
@@ -75,7 +79,7 @@ def test_who_prefers_prompts_decodes_only_where_nobody_else_can() -> None:
 
 def test_the_order_of_workers_decides_nothing() -> None:
     for places in itertools.islice(worlds(), 0, None, 3):
-        assert place(4096, places, rates(TIGHT), UNSEEN) == place(4096, places[::-1], rates(TIGHT))
+        assert place(4096, places, rates(TIGHT)) == place(4096, places[::-1], rates(TIGHT))
 
 
 def test_idle_workers_compute_prompts_where_they_decode() -> None:
@@ -135,30 +139,30 @@ def test_the_longest_cached_prefix_wins_among_equals_in_any_cluster() -> None:
 
 def test_long_prompts_split_only_under_a_tight_target() -> None:
     mix = RequestMix(8192, 8192, 256)
-    assert best_split(mix, 2, 0, rates(TIGHT), UNSEEN) == 1
-    assert best_split(mix, 2, 0, rates(LatencyTargets(2.0, 0.015)), UNSEEN) == 0
-    assert best_split(RequestMix(256, 256, 512), 2, 0, rates(TIGHT), UNSEEN) == 0
+    assert split(mix, 2, 0, rates(TIGHT)) == 1
+    assert split(mix, 2, 0, rates(LatencyTargets(2.0, 0.015))) == 0
+    assert split(RequestMix(256, 256, 512), 2, 0, rates(TIGHT)) == 0
 
 
 def test_requests_in_bunches_split_under_a_tight_target_however_large_the_bunches_are_taken_for() -> None:
     """16 at once are taken for 6 to 26: what is seen for a minute says no more. All that is one decision."""
     for burst, now in itertools.product(range(6, 27), (0, 1)):
         mix = RequestMix(1024, 1024, 256, burst=burst)
-        assert best_split(mix, 2, now, rates(TIGHT), UNSEEN) == 1
-        assert best_split(mix, 2, 0, rates(LatencyTargets(1.0, 0.015)), UNSEEN) == 0
+        assert split(mix, 2, now, rates(TIGHT)) == 1
+        assert split(mix, 2, 0, rates(LatencyTargets(1.0, 0.015))) == 0
 
 
 def test_a_split_changes_for_a_clear_gain_only() -> None:
     mix = RequestMix(8192, 8192, 256)
     for bound in range(6, 20):
         asked = rates(LatencyTargets(1.0, 1e-3 * bound))
-        now = best_split(mix, 8, 0, asked, UNSEEN)
-        assert best_split(mix, 8, now, asked, UNSEEN) == now
+        now = split(mix, 8, 0, asked)
+        assert split(mix, 8, now, asked) == now
 
 
 def test_a_cluster_of_no_capacity_keeps_what_it_has() -> None:
     impossible = rates(LatencyTargets(0.001, 0.001))
-    assert [best_split(RequestMix(8192, 8192, 256), 4, now, impossible, UNSEEN) for now in range(4)] == [
+    assert [split(RequestMix(8192, 8192, 256), 4, now, impossible) for now in range(4)] == [
         0,
         1,
         2,

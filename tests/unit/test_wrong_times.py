@@ -106,3 +106,16 @@ def test_a_layout_is_found_within_a_few_requests(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(preference, "FIRST", 20)
     late = auto_cards.played(load, ClusterLayout.AUTO, auto_cards.memory(1.33), 3.3).goodput
     assert late < 0.9 * split
+
+
+def test_what_is_seen_corrects_an_estimate_that_is_wrong_on_a_fast_card(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests in bursts: the estimate says that unified workers bear this rate, and a third misses the
+    targets.
+    """
+    load, card = replace(WORKLOADS["bursts"], seconds=80.0), auto_cards.memory(0.6)
+    split = auto_cards.played(load, ClusterLayout.SPLIT, card, 33.5).goodput
+    assert auto_cards.played(load, ClusterLayout.AUTO, card, 33.5).goodput >= 0.98 * split
+    monkeypatch.setattr(preference.TargetMemory, "ended", lambda *_: None)
+    assert auto_cards.played(load, ClusterLayout.AUTO, card, 33.5).goodput < 0.95 * split
