@@ -6,7 +6,8 @@ Seven plain streams of an 8B shape run beside each part: nothing; adapters that 
 model; prompts for adapters that have their slot; for adapters that must first be copied into one; and the
 same again, when their prompts are cached. Each prompt is new but in the last part, so two parts differ in one
 thing. A line per part: the middle and the longest gap between a stream's tokens, and what took the
-engine's thread longest. First come the steps of a load, with no stream. `--device cpu` tries the script out.
+engine's thread longest. First come the steps of a load, with no stream; `--only-steps`: without an engine, in
+seconds. `--device cpu` tries the script out.
 """
 
 from __future__ import annotations
@@ -15,26 +16,37 @@ import argparse
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import torch
+
+from eyas.bench.shapes import SHAPES, write_model
 from eyas.common.page_names import salt_of
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.adapters import peft
-from eyas.engine.adapters.sites import AdapterSites
+from eyas.engine.adapters.sites import AdapterSite, AdapterSites, SitePart
+from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.host_tensors import HostTensors
+from eyas.engine.checkpoint.weights import WeightPlacement
 from eyas.engine.device import adapters
+from eyas.engine.formats.adapted import AdaptedProjection
+from eyas.engine.formats.projection import Projection
+from eyas.engine.models.table import read_model
 from tests.gpu.lines import say
 from tests.gpu.steady import Clocked, clocked, shape_folders, submit
 from tests.gpu.time_lora import SIZES, WAIT_S, Sizes, config_of, gaps_ms, requests, write_adapters
 from tests.unit.loopback import wait_all
 
 STREAMS, SLOTS = 7, 4
-GRAPHS = {"cuda": {"cuda_graph_bs": (8,), "mixed_tokens": 512}, "cpu": {"num_pages": 512}}
+GRAPHS: dict[str, dict[str, Any]] = {
+    "cuda": {"cuda_graph_bs": (8,), "mixed_tokens": 512},
+    "cpu": {"num_pages": 512},
+}
 """Every step has a graph: seven streams, and an answer that begins."""
 LONG = 1600  # tokens of a stream, more than a part lasts
 APART_S = 0.15
@@ -152,7 +164,11 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--times", type=int, default=6, help="loads and prompts of each part, at least 5")
+    parser.add_argument("--only-steps", action="store_true")
     options = parser.parse_args()
+    if options.only_steps:
+        time_steps(options)
+        return
     sizes = SIZES[options.device]
     load = watched_loads()
     with tempfile.TemporaryDirectory() as scratch:
@@ -169,6 +185,61 @@ def main() -> None:
             beside = Beside(cluster, sizes, watched_engine(cluster), options.out)
             time_beside(beside, folders[options.times :], ids)
             say(options.out, {"disk": load.taken()})
+
+
+def time_steps(options: argparse.Namespace) -> None:
+    """The steps of loads into slots of matrices that are not there."""
+    shape = SHAPES["llama-3.1-8b"]
+    with tempfile.TemporaryDirectory() as scratch:
+        model = Path(scratch) / "model"
+        write_model(shape, model)
+        folders = write_adapters(Path(scratch) / "adapters", model, options.rank, options.times)
+        config = read_model(model, "dummy")
+        load, matrices = watched_loads(), list(matrices_of(config, options.device))
+        slots = adapters.DeviceAdapters(config, matrices, SLOTS, options.rank, options.device)
+        held = []
+        for number, folder in enumerate(folders):
+            began = time.perf_counter()
+            held.append(slots.read(folder))
+            read = time.perf_counter()
+            filled = slots.fill(1 + number % SLOTS, held[-1])
+            begun = time.perf_counter()
+            while not filled():
+                time.sleep(1e-4)
+            spans = {
+                "load_ms": read - began,
+                "fill_call_ms": begun - read,
+                "fill_ms": time.perf_counter() - read,
+            }
+            line = {name: round(1e3 * seconds, 2) for name, seconds in spans.items()}
+            say(options.out, line | {name: all for name, (all, _) in load.taken().items()})
+
+
+def matrices_of(config: ModelConfig, device: str) -> Iterator[AdaptedProjection]:
+    """What adapters update of an 8B shape, as a GPU has it: the rows of gate and up take turns."""
+    placement, gain = WeightPlacement(device, torch.bfloat16), torch.ones(config.hidden_size, device=device)
+    hidden, attention = config.hidden_size, config.layers[0].attention
+    queries, keys = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
+    width = config.layers[0].feed_forward.width
+    turns = torch.arange(2 * width).view(2, width).t().flatten()
+    for layer in range(config.num_layers):
+        stem = f"model.layers.{layer}"
+
+        def part(name: str, rows: int, columns: int, stem: str = stem) -> SitePart:
+            return SitePart(f"{stem}.{name}_proj.weight", (rows, columns), 0)
+
+        qkv = [
+            part(f"self_attn.{name}", rows, hidden)
+            for name, rows in zip("qkv", (queries, keys, keys), strict=True)
+        ]
+        gate_up = [part(f"mlp.{name}", width, hidden) for name in ("gate", "up")]
+        for site in (
+            AdapterSite(tuple(qkv), placement, gain=gain),
+            AdapterSite((part("self_attn.o", hidden, queries),), placement),
+            AdapterSite(tuple(gate_up), placement, order=turns, gain=gain),
+            AdapterSite((part("mlp.down", hidden, width),), placement),
+        ):
+            yield AdaptedProjection(cast("Projection", None), site)
 
 
 def time_beside(beside: Beside, folders: Sequence[Path], ids: Sequence[str]) -> None:
