@@ -50,15 +50,16 @@ class RankSpread:
     @torch.inference_mode()
     def replicate(self, group: ProcessGroup, layer: int, replicas: Replicas) -> None:
         """Fills this rank's spare slots of a layer, and goes by them from the next forward on."""
-        slots, part = self.spread.slots, self._parts[layer]
-        for home, spare in self.spread.moves(layer, replicas):
-            source, target, place = home // slots.each, spare // slots.each, spare % slots.each
-            if group.rank == source:
-                group.send(part.expert(home % slots.each), target)
-            elif group.rank == target:
-                numbers = [torch.empty_like(each) for each in part.expert(place)]
-                group.receive(numbers, source)
-                part.put_expert(place, numbers)
+        part, each = self._parts[layer], self.spread.slots.each
+        for moves in self.spread.moves(layer, replicas):
+            out = [move for move in moves if move.home // each == group.rank]
+            sent = [(one, to // each) for home, to in out for one in part.expert(home % each)]
+            came = [move for move in moves if move.spare // each == group.rank]  # one at most
+            room = [[torch.empty_like(one) for one in part.expert(spare % each)] for _, spare in came]
+            received = [(one, home // each) for (home, _), own in zip(came, room, strict=True) for one in own]
+            group.hand_over(sent, received)
+            for (_, spare), own in zip(came, room, strict=True):
+                part.put_expert(spare % each, own)
         self.spread.layers[layer].set(replicas)
 
 

@@ -9,6 +9,7 @@ all ranks' counts together are the layer's loads.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from typing import NamedTuple
 
 import torch
@@ -43,9 +44,14 @@ class ExpertPlaces:
     def set(self, replicas: Replicas) -> None:
         """From the next forward on rows go by these replicas, which are in their slots."""
         self.replicas = replicas
-        with torch.inference_mode():
-            self.table.copy_(torch.from_numpy(self.slots.table(replicas)))
-            self.owners.copy_(torch.from_numpy(self.slots.owners(replicas)))
+        table, owners = (
+            torch.from_numpy(each) for each in (self.slots.table(replicas), self.slots.owners(replicas))
+        )
+        with (
+            torch.inference_mode()
+        ):  # copies of a host's memory that is not locked are made before it returns
+            self.table.copy_(table, non_blocking=True)
+            self.owners.copy_(owners, non_blocking=True)
 
     def count(self, chosen: torch.Tensor) -> None:
         """Counts the choices of rows, int64 [n, k]."""
@@ -94,11 +100,15 @@ class SpreadExperts:
         """Of all layers, by number."""
         return [*self._layers.values()]
 
-    def moves(self, layer: int, replicas: Replicas) -> list[ReplicaMove]:
-        """What must be copied before a layer can have these replicas."""
-        before = self.layers[layer].replicas
-        return [
-            ReplicaMove(self.slots.home(expert), self.slots.spare(number))
-            for number, (expert, old) in enumerate(zip(replicas, before, strict=True))
-            if expert not in (NONE, old)
-        ]
+    def moves(self, layer: int, replicas: Replicas) -> list[list[ReplicaMove]]:
+        """What must be copied before a layer can have these replicas, turn by turn; in each a rank gets one
+        at most.
+        """
+        turns = defaultdict[int, list[ReplicaMove]](list)
+        counts = Counter[int]()
+        for number, (expert, old) in enumerate(zip(replicas, self.layers[layer].replicas, strict=True)):
+            if expert not in (NONE, old):
+                rank = number // self.slots.spares
+                turns[counts[rank]].append(ReplicaMove(self.slots.home(expert), self.slots.spare(number)))
+                counts[rank] += 1
+        return [*turns.values()]

@@ -236,17 +236,15 @@ class ProcessGroup:
         dist.all_to_all_single(came, rows.contiguous(), list(received), list(sent))
         return came
 
-    def send(self, tensors: Sequence[torch.Tensor], rank: int) -> None:
-        """Sends contiguous tensors to a rank, which receives as many of these shapes and types."""
-        self._between([dist.P2POp(dist.isend, each.view(torch.uint8), rank) for each in tensors])
-
-    def receive(self, tensors: Sequence[torch.Tensor], rank: int) -> None:
-        """Fills tensors with what that rank sends."""
-        self._between([dist.P2POp(dist.irecv, each.view(torch.uint8), rank) for each in tensors])
-
-    @staticmethod
-    def _between(ops: list[dist.P2POp]) -> None:
-        for work in dist.batch_isend_irecv(ops):
+    def hand_over(
+        self, sent: Sequence[tuple[torch.Tensor, int]], received: Sequence[tuple[torch.Tensor, int]]
+    ) -> None:
+        """Sends contiguous tensors to ranks, and fills others with what ranks send: from one rank to another
+        as many, of the same shapes and types, in the same order. Ranks that have neither need not call it.
+        """
+        ops = [dist.P2POp(dist.isend, each.view(torch.uint8), rank) for each, rank in sent]
+        ops += [dist.P2POp(dist.irecv, each.view(torch.uint8), rank) for each, rank in received]
+        for work in dist.batch_isend_irecv(ops) if ops else ():
             work.wait()
 
     def rows_of(self, tensor: torch.Tensor) -> torch.Tensor:
