@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 
-from eyas.engine.batch.tree import DraftTree
 from eyas.engine.grammar.state import GrammarState
 from tests.e2e.agent_requests import FORMATS, Asked, dialogues
 from tests.e2e.agent_results import Part, Results, Tally
@@ -45,8 +45,8 @@ def test_no_token_differs(questions: Questions, variant: Variant) -> None:
 def test_masks_of_the_root_alone_are_noticed(questions: Questions) -> None:
     masks = GrammarState.masks
 
-    def roots(self: GrammarState, tree: DraftTree | None) -> list[np.ndarray | None]:
-        found = masks(self, tree)
+    def roots(self: GrammarState, *given: Any) -> list[np.ndarray | None]:
+        found = masks(self, *given)
         return found[:1] * len(found)
 
     with mock.patch.object(GrammarState, "masks", roots):

@@ -15,7 +15,7 @@ from eyas.common.grammars.notations import Grammar
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.tree import ROOT, DraftTree
 from eyas.engine.grammar.grammars import GrammarManager
-from eyas.engine.grammar.state import ForcedDrafts
+from eyas.engine.grammar.state import ForcedDrafts, MaskRoom
 
 EOS = (23,)
 GRAMMAR = Grammar.regex("paper")
@@ -36,7 +36,7 @@ class PaperState:
         for at, token in enumerate(self._output):
             assert _allows(self._output[:at], token), "a token that its grammar forbids"
 
-    def masks(self, tree: DraftTree | None) -> list[np.ndarray | None]:
+    def masks(self, tree: DraftTree | None, room: MaskRoom | None = None) -> list[np.ndarray | None]:
         found: list[np.ndarray | None] = [allowed_after(self._output)]
         for node in range(len(tree or ())):
             assert tree is not None

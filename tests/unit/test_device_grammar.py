@@ -20,6 +20,7 @@ from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device import special as special_rows
 from eyas.engine.device.special import DraftNodes, SpecialRows, SpecialSampler
 from eyas.engine.device.step import PlacedBatch, StepShape
+from eyas.engine.grammar.state import MaskRoom
 from eyas.engine.kernels.sampling.special import COLUMNS, mask_in_place
 from eyas.engine.sampling.sampler import SampledRow, sample
 from tests.unit.loopback import Loopback, Result, wait_all
@@ -84,11 +85,15 @@ def test_rows_that_have_masks_alone_are_sampled_with_all_others() -> None:
     ends = [SequenceWork(seq, 0, [1], None, sample=True) for seq in step.ends]
     rows = SpecialRows.of(StepShape(4, 1, 4, 4, 4), PlacedBatch(works, (), ends), EOS)
     masks = {place: bits(step.rng.sample(range(VOCAB), 5)) for place in range(8)}
+    room = MaskRoom(np.empty((1 + rows.most_masked, len(masks[0])), np.int32))
+    for mask in (masks[1], masks[3]):  # of an output that failed, say, and of one that is there
+        room.take()[:] = mask
     for place in rows._works:
-        rows.add_masks(place, [masks[place]])
-    assert rows.masked()[:, 0].tolist() == [0, 3, 4, 7] and len(rows.array()) == 2
+        rows.add_masks(place, [room._taken[1] if place == 3 else masks[place]])
+    masked = rows.masked(room)
+    assert sorted(masked.places.tolist()) == [-1, 0, 3, 4, 7] and len(rows.array()) == 2
     before = step.logits.clone()
-    mask_in_place(step.logits, torch.from_numpy(rows.masked()).to(step.logits.device))
+    mask_in_place(step.logits, *(torch.from_numpy(each).to(step.logits.device) for each in masked))
     for place, seq in enumerate([*step.rounds, *step.ends]):
         params = seq.generation.request.params
         allowed = masks[place] if place in (0, 3, 4, 7) else None

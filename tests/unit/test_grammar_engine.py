@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,7 +16,6 @@ from loopback import Loopback, Result, split_configs, wait_all
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.grammars.notations import Grammar
 from eyas.common.types import FinishCause, GenerationRequest, RequestChoice
-from eyas.engine.batch.tree import DraftTree
 from eyas.engine.grammar.state import GrammarState
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -203,10 +203,10 @@ def test_what_breaks_inside_costs_its_request_alone(
 ) -> None:
     masks = GrammarState.masks
 
-    def break_at_three(self: GrammarState, tree: DraftTree | None) -> list[np.ndarray | None]:
+    def break_at_three(self: GrammarState, *given: Any) -> list[np.ndarray | None]:
         if self._params.seed == 3:
             raise RuntimeError("no such state")
-        return masks(self, tree)
+        return masks(self, *given)
 
     monkeypatch.setattr(GrammarState, "masks", break_at_three)
     cluster = Loopback(base)

@@ -22,7 +22,7 @@ from eyas.common.grammars.notations import Grammar
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.grammar import grammars
 from eyas.engine.grammar.grammars import ALLOWED_S, PER_TOKEN_S, QUICK_LOOKS, SLOW_S, PacedState
-from eyas.engine.grammar.state import GrammarState
+from eyas.engine.grammar.state import GrammarState, MaskRoom
 from eyas.engine.loop import engine as engine_module
 from eyas.engine.loop.engine import Engine
 from eyas.engine.loop.step_loop import StepLoop
@@ -47,7 +47,7 @@ class SlowState:
     def knows(self, output: Sequence[int]) -> bool:
         return self.known == len(output)
 
-    def masks(self, tree: DraftTree | None) -> list[np.ndarray | None]:
+    def masks(self, tree: DraftTree | None, room: MaskRoom | None = None) -> list[np.ndarray | None]:
         assert self.gate.wait(60)
         self.threads.append(threading.current_thread().name)
         self.now, self.known = self.now + self.mask_s, self.followed
@@ -154,12 +154,12 @@ def test_others_go_on_while_a_mask_is_filled_aside(
     grammar, masks = Grammar.regex("[A-Z][a-z ]{30,}"), GrammarState.masks
     gate, taken = threading.Event(), []
 
-    def slow_at_five(self: GrammarState, tree: DraftTree | None) -> list[np.ndarray | None]:
+    def slow_at_five(self: GrammarState, *given: Any) -> list[np.ndarray | None]:
         if self._params.seed == 3 and self.followed >= 5:
             taken.append(threading.current_thread().name)
             if taken[-1].startswith("slow-grammars"):
                 assert gate.wait(120)
-        return masks(self, tree)
+        return masks(self, *given)
 
     config = replace(base, **WAYS[way])
     slow, other = request("slow", grammar, seed=3), request("other", grammar, seed=4)

@@ -10,7 +10,7 @@ import numpy as np
 
 from eyas.engine.batch.prompt_scores import ScoreRequest
 from eyas.engine.batch.spans import QuerySpan
-from eyas.engine.device.step import ArrivedState, CatchUp, JoinBatch, StepInput, StepShape
+from eyas.engine.device.step import ArrivedState, CatchUp, JoinBatch, MaskedRows, StepInput, StepShape
 from eyas.engine.parallel.ranks import RankCall
 
 BEGIN = "begin"
@@ -73,9 +73,16 @@ def score_request_of(call: RankCall) -> ScoreRequest:
     return ScoreRequest(row, range(first, first + len(tokens)), tuple(tokens), top)
 
 
-def mask(rows: np.ndarray) -> RankCall:
-    """`rows`: int32 [n, 1 + words], as `StepExecutor.mask` takes them."""
-    return RankCall(MASK, rows.shape, rows.tobytes())
+def mask(rows: MaskedRows) -> RankCall:
+    """`rows`: as `StepExecutor.mask` takes them."""
+    return RankCall(MASK, rows.masks.shape, rows.places.tobytes() + rows.masks.tobytes())
+
+
+def masked_of(call: RankCall) -> MaskedRows:
+    """Decodes the rows that `mask` encoded."""
+    count = call.numbers[0]
+    array = np.frombuffer(bytearray(call.data), np.int32)
+    return MaskedRows(array[:count], array[count:].reshape(call.numbers))
 
 
 def sample(rows: np.ndarray) -> RankCall:
@@ -116,7 +123,7 @@ def features(rows: SequenceOf[int]) -> RankCall:
 
 
 def rows_of(call: RankCall) -> np.ndarray:
-    """Decodes the rows that `mask` or `sample` encoded: int32 [n, columns], writable."""
+    """Decodes the rows that `sample` encoded: int32 [n, columns], writable."""
     return np.frombuffer(bytearray(call.data), np.int32).reshape(call.numbers)
 
 

@@ -23,7 +23,15 @@ from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.batch.tables import SlotTables
 from eyas.engine.device.program import DeviceState, StepProgram
 from eyas.engine.device.special import SLICE, padding_rows, score
-from eyas.engine.device.step import ArrivedState, CatchUp, FeatureRequest, JoinBatch, StepInput, StepShape
+from eyas.engine.device.step import (
+    ArrivedState,
+    CatchUp,
+    FeatureRequest,
+    JoinBatch,
+    MaskedRows,
+    StepInput,
+    StepShape,
+)
 from eyas.engine.kernels.drafts.forced import HEAD, draft_forced
 from eyas.engine.kernels.launch.recording import GraphRecorder
 from eyas.engine.kernels.sampling.special import mask_words
@@ -80,6 +88,7 @@ class StepExecutor:
         self._results = torch.zeros(WORDS, dtype=torch.int32, device=state.device)
         self._outgoing = [_host(WORDS, state.device) for _ in range(IN_FLIGHT)]
         self._incoming = [_host(WORDS, state.device) for _ in range(IN_FLIGHT)]
+        self._mask_memory: dict[tuple[int, int], torch.Tensor] = {}  # by turn and rank
         self._turn = 0
         self._drafts: torch.Tensor | None = None  # of the step that was begun, for its `held` ..
         self._drafts_read: DeviceEvent | None = None  # .. once this has passed
@@ -186,12 +195,24 @@ class StepExecutor:
         self._drafts = self.state.all_gather_rows(torch.stack(both, 1)).to("cpu", non_blocking=True)
         self._drafts_read = self._event()
 
+    def mask_rows(self, count: int, rank: int = 0) -> np.ndarray:
+        """Memory for as many masks of a rank's rows of the step that was begun, int32 [count, words], from
+        which the device may copy them.
+        """
+        words, place = mask_words(self._vocab_size), (self._turn, rank)
+        if place not in self._mask_memory or len(self._mask_memory[place]) < count * words:
+            self._mask_memory[place] = _host(count * words, self.state.device)
+        rows: np.ndarray = self._mask_memory[place][: count * words].view(count, words).numpy()
+        return rows
+
     @torch.inference_mode()
-    def mask(self, rows: np.ndarray) -> None:
-        """Masks int32 [n, 1 + words] of rows of the step that was begun, before its `finish`."""
+    def mask(self, rows: MaskedRows) -> None:
+        """Masks rows of the step that was begun, before its `finish`."""
         assert self._program is not None
-        if len(rows):
-            self._program.mask(_pinned(rows, self.state.device).to(self.state.device, non_blocking=True))
+        if len(rows.places):
+            places = _pinned(rows.places, self.state.device).to(self.state.device, non_blocking=True)
+            masks = torch.from_numpy(rows.masks).to(self.state.device, non_blocking=True)
+            self._program.mask(places, masks)
 
     @torch.inference_mode()
     def sample(self, rows: np.ndarray) -> list[torch.Tensor]:
@@ -329,8 +350,8 @@ class StepExecutor:
         if shape.sampled:
             special = padding_rows(min(shape.sampled, SLICE), self.tables.padding_slot, self._vocab_size)
             program.sample_special(_pinned(special, self.state.device))
-            whole = torch.tensor([[0, *[-1] * mask_words(self._vocab_size)]], dtype=torch.int32)
-            program.mask(whole.to(self.state.device))  # of row 0, and allows all
+            masks = torch.full((1, mask_words(self._vocab_size)), -1, dtype=torch.int32)
+            program.mask(*(each.to(self.state.device) for each in (masks[0, :1] + 1, masks)))
         program.rest(program.choose())
         if shape.width > 1:
             padding = [self.tables.padding_slot, *[-1] * (HEAD - 1 + self.tables.drafts.shape[1])]

@@ -229,9 +229,9 @@ class StepProgram:
         part = self._part
         return self._state.special.sample(self.logits, part["positions"], part["settled"], rows)
 
-    def mask(self, rows: torch.Tensor) -> None:
-        """Masks the step's logits, before `choose`. `rows`: as of `mask_in_place`."""
-        mask_in_place(self.logits, rows)
+    def mask(self, places: torch.Tensor, masks: torch.Tensor) -> None:
+        """Masks the step's logits, before `choose`; as `mask_in_place`."""
+        mask_in_place(self.logits, places, masks)
 
     def features(self, rows: torch.Tensor) -> torch.Tensor:
         """[n, head width]: of the forward's rows, int64 [n]."""

@@ -46,6 +46,7 @@ from eyas.engine.device.step import (
     pack,
 )
 from eyas.engine.grammar.grammars import GrammarManager
+from eyas.engine.grammar.state import MaskRoom
 from eyas.engine.speculation.feature_rows import RING_ROWS
 
 MAX_CATCH_UPS = 64
@@ -190,8 +191,14 @@ class DeviceRunner:
 
         `step`: rank 0's; `grammar_slots`: each rank's slots whose drafts are to be known.
         """
-        for rows, drafts in zip(special, self._drafts(grammar_slots, step.shape.width), strict=True):
-            rows.fill(StepMasks(self._grammars, drafts))
+        rooms = [
+            MaskRoom(self._executor.mask_rows(rows.most_masked, rank)) for rank, rows in enumerate(special)
+        ]
+        every = self._drafts(grammar_slots, step.shape.width)
+        for rows, drafts, room in zip(special, every, rooms, strict=True):
+            rows.fill(StepMasks(self._grammars, drafts, room))
+        if any(rows.most_masked for rows in special):
+            self._executor.mask(*(rows.masked(room) for rows, room in zip(special, rooms, strict=True)))
         reports = self._sample(special)
         words, event = self._executor.finish(step)
         if certain is not None:
@@ -211,9 +218,6 @@ class DeviceRunner:
         return every
 
     def _sample(self, special: SequenceOf[SpecialRows]) -> list[SpecialReport]:
-        masked = [rows.masked() for rows in special]
-        if any(map(len, masked)):
-            self._executor.mask(*masked)
         if not any(special):
             return [rows.report(()) for rows in special]
         arrays = [rows.array() for rows in special]

@@ -30,8 +30,9 @@ from eyas.engine.batch.step_result import NO_FORKS
 from eyas.engine.batch.stopping import ending_ids
 from eyas.engine.batch.tables import SlotTables, TableWrites
 from eyas.engine.batch.tree import ROOT, DraftTree
-from eyas.engine.device.step import PlacedBatch, StepShape
+from eyas.engine.device.step import MaskedRows, PlacedBatch, StepShape
 from eyas.engine.grammar.grammars import GrammarManager
+from eyas.engine.grammar.state import MaskRoom
 from eyas.engine.kernels.sampling import sample, special
 from eyas.engine.kernels.sampling.special import COLUMNS, SpecialWorkspace
 from eyas.engine.sampling.scores import TokenScores
@@ -135,19 +136,21 @@ class SpecialRows:
         words = len(next(iter(self._masks.values()))) if self._masks else 0
         rows = np.empty((len(both), len(COLUMNS) + words), np.int32)
         rows[:, : len(COLUMNS)] = np.array(both, np.int32).reshape(-1, len(COLUMNS))
-        for row in (
-            range(len(both)) if words else ()
-        ):  # each word is written once: there are megabytes of them
+        for row in range(len(both)) if words else ():  # each word is written once: they are megabytes
             rows[row, len(COLUMNS) :] = self._masks.get(row, _ALL)
         return rows
 
-    def masked(self) -> np.ndarray:
-        """int32 [n, 1 + mask words] of the rows that have masks alone: their places, and the masks."""
-        words = max((len(mask) for mask in self._masked.values()), default=0)
-        rows = np.empty((len(self._masked), 1 + words), np.int32)
-        for row, (place, mask) in zip(rows, self._masked.items(), strict=True):
-            row[0], row[1:] = place, mask
-        return rows
+    @property
+    def most_masked(self) -> int:
+        """At most so many rows have masks alone."""
+        return sum(self._widths.values())
+
+    def masked(self, room: MaskRoom) -> MaskedRows:
+        """The rows that have masks alone, whose masks stand in `room`."""
+        indices = [room.index(mask) for mask in self._masked.values()]
+        places = np.full(room.used, -1, np.int32)
+        places[indices] = list(self._masked)
+        return MaskedRows(places, room.rows[: room.used])
 
     def report(self, reports: SequenceOf[torch.Tensor]) -> SpecialReport:
         """The report of all rows, slice by slice, to be read once the step has landed."""
@@ -290,20 +293,26 @@ class DraftNodes:
 
 
 class StepMasks:
-    """`drafts`: by slot, those that the step verifies; a sequence that is not there has none."""
+    """`drafts`: by slot, those that the step verifies; a sequence that is not there has none. `room`: of the
+    rows that have masks alone.
+    """
 
-    def __init__(self, grammars: GrammarManager, drafts: Mapping[int, DraftNodes]) -> None:
+    def __init__(
+        self, grammars: GrammarManager, drafts: Mapping[int, DraftNodes], room: MaskRoom | None = None
+    ) -> None:
         self._grammars = grammars
         self._drafts = drafts
+        self._room = room
 
     def of(self, work: SequenceWork) -> list[np.ndarray | None]:
         """The grammar masks by node of the work's rows, the root first: as `GrammarManager.masks`, which may
         be empty.
         """
         nodes = self._drafts.get(work.seq.slot)
+        room = self._room if work.seq.masked_alone else None
         if nodes is None:
-            return self._grammars.masks(work.seq, None)
-        masks = self._grammars.masks(work.seq, nodes.tree)
+            return self._grammars.masks(work.seq, None, room)
+        masks = self._grammars.masks(work.seq, nodes.tree, room)
         if not masks:
             return []
         root, *below = masks

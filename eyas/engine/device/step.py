@@ -207,6 +207,15 @@ class StepInput:
     forced: SequenceOf[int] = ()
 
 
+class MaskedRows(NamedTuple):
+    """Sampled rows that have masks and are not special else: `places` int32 [n], below 0 none; `masks` int32
+    [n, words].
+    """
+
+    places: np.ndarray
+    masks: np.ndarray
+
+
 @dataclass(frozen=True)
 class JoinBatch:
     """J sequences before their first round whose drafts, and newest draft row below the root, are missing.

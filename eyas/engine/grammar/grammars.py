@@ -24,7 +24,7 @@ from eyas.common.grammars.compiler import GrammarCompiler
 from eyas.common.grammars.notations import Grammar
 from eyas.engine.batch.sequence import Generation, Sequence
 from eyas.engine.batch.tree import ROOT, DraftTree
-from eyas.engine.grammar.state import ForcedDrafts, GrammarState
+from eyas.engine.grammar.state import ForcedDrafts, GrammarState, MaskRoom
 
 MAX_COMPILED = 256  # compiled grammars
 MAX_COMPILED_BYTES = 512 << 20
@@ -86,7 +86,9 @@ class GrammarManager:
         """True if the mask of its next token waits for tokens of its own that are in flight."""
         return seq.generation.request.params.grammar is not None and seq.in_flight > 0
 
-    def masks(self, seq: Sequence, tree: DraftTree | None) -> list[np.ndarray | None]:
+    def masks(
+        self, seq: Sequence, tree: DraftTree | None, room: MaskRoom | None = None
+    ) -> list[np.ndarray | None]:
         """The masks of the next token and below drafts, as `GrammarState.masks`; empty without a grammar, and
         for an output that has ended, or failed, since its step began.
         """
@@ -95,7 +97,7 @@ class GrammarManager:
         if (state := self._state(seq, now=True)) is None:
             return []
         try:
-            return state.masks(tree)
+            return state.masks(tree, room)
         except Exception as error:  # the library's; the step goes on, and its request fails after it
             self._fail(seq, error)
             return [None] * (1 + len(tree or ()))
@@ -291,9 +293,9 @@ class PacedState:
         if self._state.followed != len(output):
             self._timed(self._state.follow, output)
 
-    def masks(self, tree: DraftTree | None) -> list[np.ndarray | None]:
+    def masks(self, tree: DraftTree | None, room: MaskRoom | None = None) -> list[np.ndarray | None]:
         """Computes masks, as `GrammarState.masks`."""
-        return self._timed(self._state.masks, tree)
+        return self._timed(self._state.masks, tree, room)
 
     def cut(self, tree: DraftTree) -> DraftTree:
         """Cuts the tree, as `GrammarState.cut`."""

@@ -39,6 +39,34 @@ class ForcedDrafts(NamedTuple):
     drafts: list[int]
 
 
+class MaskRoom:
+    """Memory for the masks of a step, `rows` int32 [n, words], which are filled one after the other."""
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self.rows = rows
+        self._taken: list[np.ndarray] = []
+        self._index: dict[int, int] = {}  # of a row that was taken, by its `id`
+
+    @property
+    def used(self) -> int:
+        """The rows that were taken: the first ones."""
+        return len(self._taken)
+
+    def take(self) -> np.ndarray:
+        """The next row."""
+        row: np.ndarray = self.rows[len(self._taken)]
+        self._index[id(row)] = len(self._taken)
+        self._taken.append(row)
+        return row
+
+    def index(self, mask: np.ndarray) -> int:
+        """Where a mask stands; one from elsewhere is copied."""
+        if (index := self._index.get(id(mask))) is not None:
+            return index
+        self.take()[:] = mask
+        return len(self._taken) - 1
+
+
 class GrammarState:
     """One sequence's place in a compiled grammar. One thread uses it."""
 
@@ -76,17 +104,17 @@ class GrammarState:
         ready = self._next is not None or self._matcher.is_terminated()
         return self.followed == len(output) and bool(ready)
 
-    def masks(self, tree: DraftTree | None) -> list[np.ndarray | None]:
-        """The mask of the next token, then of what follows each node of `tree`.
+    def masks(self, tree: DraftTree | None, room: MaskRoom | None = None) -> list[np.ndarray | None]:
+        """The mask of the next token, then of what follows each node of `tree`; in `room`, if there is some.
 
         None: nothing is sampled there that counts, because the node's own token, or one above it, is not
         allowed, or ends the output.
         """
-        root = None if self._matcher.is_terminated() else self._root()
+        root = None if self._matcher.is_terminated() else self._root(room)
         if tree is None:
             return [root]
         if self._below is None or self._below[0] is not tree:
-            self._below = tree, [mask for _, mask in self._walk(tree)]
+            self._below = tree, [mask for _, mask in self._walk(tree, room=room)]
         return [root, *self._below[1]]
 
     def cut(self, tree: DraftTree) -> DraftTree:
@@ -152,12 +180,16 @@ class GrammarState:
         except UnicodeDecodeError as error:  # it ends inside a character
             return bytes(error.object)
 
-    def _root(self) -> np.ndarray:
+    def _root(self, room: MaskRoom | None = None) -> np.ndarray:
+        if self._next is None and room is not None:  # it is another step's soon
+            return self._mask(0, room)
         if self._next is None:
             self._next = self._mask(0)
         return self._next
 
-    def _walk(self, tree: DraftTree, masks: bool = True) -> list[tuple[bool, np.ndarray | None]]:
+    def _walk(
+        self, tree: DraftTree, masks: bool = True, room: MaskRoom | None = None
+    ) -> list[tuple[bool, np.ndarray | None]]:
         """Walks the tree: for each node, whether it is allowed, and the mask of what follows it.
 
         Raises GrammarTooSlow.
@@ -178,7 +210,7 @@ class GrammarState:
                 continue
             path.append(node)
             seen = masks and not matcher.is_terminated()
-            visited.append((True, self._mask(len(path)) if seen else None))
+            visited.append((True, self._mask(len(path), room) if seen else None))
         self._go(path, [], ())
         return visited
 
@@ -193,15 +225,16 @@ class GrammarState:
             self._matcher.accept_token(tokens[node])
         return list(target)
 
-    def _mask(self, depth: int) -> np.ndarray:
+    def _mask(self, depth: int, room: MaskRoom | None = None) -> np.ndarray:
         """The mask where the matcher stands, `depth` tokens after the output.
 
         An end that comes too early, or is to be ignored, is taken out, unless nothing else is left: what is
         complete ends. So does what cannot go on, because the vocabulary cannot write what must follow.
         """
-        filled = np.zeros((1, self._words), np.int32)
-        self._matcher.fill_next_token_bitmask(filled, 0)
-        mask: np.ndarray = filled[0]
+        room = room or MaskRoom(np.empty((1, self._words), np.int32))
+        mask = room.take()
+        mask.fill(0)
+        self._matcher.fill_next_token_bitmask(room.rows, room.used - 1)
         early = self.followed + depth < self._params.min_tokens
         banned = self._bits_of_ends if early else self._bits_of_ignored
         before = [(word, mask[word]) for word in banned]
@@ -211,12 +244,9 @@ class GrammarState:
             return mask
         for word, bits in before:
             mask[word] = bits
-        return mask if before and np.count_nonzero(mask) else self._bits(self._ends)
-
-    def _bits(self, ids: Collection[int]) -> np.ndarray:
-        mask = np.zeros(self._words, np.int32)
-        for word, bits in _words(ids).items():
-            mask[word] = bits
+        if not before or not np.count_nonzero(mask):
+            for word, bits in self._bits_of_ends.items():
+                mask[word] = bits
         return mask
 
 

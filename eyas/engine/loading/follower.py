@@ -83,7 +83,7 @@ class FollowerRank:
         self._executor.score(calls.score_request_of(call))
 
     def _mask(self, call: RankCall) -> None:
-        self._executor.mask(calls.rows_of(call))
+        self._executor.mask(calls.masked_of(call))
 
     def _sample(self, call: RankCall) -> None:
         self._executor.sample(calls.rows_of(call))

@@ -69,7 +69,8 @@ def launches(config: EngineConfig) -> None:
             state.slice_logits(rows, torch.empty(1, dtype=torch.int32, device="meta"))
         if shape.sampled:
             program.sample_special(torch.empty(min(shape.sampled, SLICE), columns, dtype=torch.int32))
-            program.mask(torch.empty(1, 1 + mask_words(loaded.target.vocab_size), dtype=torch.int32))
+            masks = torch.empty(1, mask_words(loaded.target.vocab_size), dtype=torch.int32)
+            program.mask(masks[0, :1], masks)
         program.rest(program.choose())
     if loaded.width > 1:
         row = HEAD + state.tables.drafts.shape[1]

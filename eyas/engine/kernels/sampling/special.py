@@ -121,22 +121,22 @@ def mask_words(vocab: int) -> int:
 
 def mask(work: SpecialWorkspace, count: int) -> None:
     """Sets the first `count` of `work.logits` to -inf where `work.masks` do not allow a token."""
-    _launch_mask(work.masks[:count], 0, work.logits)
+    _launch_mask(work.logits, None, work.masks[:count])
 
 
-def mask_in_place(logits: torch.Tensor, rows: torch.Tensor) -> None:
-    """Sets `logits` float32 [N, vocab] to -inf where masks do not allow a token. `rows` int32
-    [n, 1 + mask_words(vocab)]: which row of the logits, and its mask.
+def mask_in_place(logits: torch.Tensor, places: torch.Tensor, masks: torch.Tensor) -> None:
+    """Sets rows of `logits` float32 [N, vocab] to -inf where their masks do not allow a token. `places` int32
+    [n]: which rows, below 0 none; `masks` int32 [n, mask_words(vocab)].
     """
-    _launch_mask(rows, 1, logits)
+    _launch_mask(logits, places, masks)
 
 
-def _launch_mask(rows: torch.Tensor, first: int, logits: torch.Tensor) -> None:
-    """`first`: the column with which masks begin; where it is 0, row i is that of row i of the logits."""
+def _launch_mask(logits: torch.Tensor, places: torch.Tensor | None, masks: torch.Tensor) -> None:
+    """`places`: None: the first rows."""
     vocab = logits.shape[1]
     tile = min(_TILE, power_of_2(vocab))
-    _mask[(rows.shape[0], cdiv(vocab, tile))](
-        *(rows, rows.stride(0), logits, logits.stride(0)), FIRST=first, VOCAB=vocab, TILE=tile, num_warps=8
+    _mask[(masks.shape[0], cdiv(vocab, tile))](
+        *(masks, masks.stride(0), places, logits, logits.stride(0)), VOCAB=vocab, TILE=tile, num_warps=8
     )
 
 
@@ -241,14 +241,13 @@ def _process(
 
 
 @kernel
-def _mask(rows, stride, logits, logits_stride, FIRST: tl.constexpr, VOCAB: tl.constexpr, TILE: tl.constexpr):
-    rows += tl.program_id(0) * stride
-    place = tl.program_id(0)
-    if FIRST > 0:
-        place = tl.load(rows)
+def _mask(masks, stride, places, logits, logits_stride, VOCAB: tl.constexpr, TILE: tl.constexpr):
+    row, place = tl.program_id(0), tl.program_id(0)
+    if places is not None:
+        place = tl.load(places + row)
     ids = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    words = tl.load(rows + FIRST + ids // 32, mask=ids < VOCAB, other=-1)
-    banned = ((words >> (ids % 32)) & 1) == 0
+    words = tl.load(masks + row * stride + ids // 32, mask=ids < VOCAB, other=-1)
+    banned = (((words >> (ids % 32)) & 1) == 0) & (place >= 0)
     out = logits + place.to(tl.int64) * logits_stride + ids
     tl.store(out, tl.full([TILE], -float("inf"), tl.float32), mask=banned & (ids < VOCAB))
 
