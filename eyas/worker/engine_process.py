@@ -6,6 +6,7 @@ checks its files while the process imports.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
 import os
@@ -35,7 +36,8 @@ class EngineProcess:
 
     def run(self, function: Callable[..., None], *given: Any) -> None:
         """Lets it run the function. Call it once; all that is given is pickled."""
-        self._pipe.send((function, given))
+        with contextlib.suppress(BrokenPipeError):  # it has ended, as its sentinel tells
+            self._pipe.send((function, given))
 
     @property
     def pid(self) -> int:

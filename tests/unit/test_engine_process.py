@@ -67,6 +67,15 @@ def test_a_process_imports_before_it_knows_what_it_runs(modules: tuple[str, ...]
     assert (tmp_path / "ran").read_text() == f"wave {modules == ('wave',)}"
 
 
+def test_a_process_that_has_ended_runs_nothing_and_says_how_it_ended(tmp_path: Path) -> None:
+    process = EngineProcess()
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.exit_code() == -signal.SIGKILL
+    process.run(note, tmp_path / "ran", "wave", 0.0)
+    process.kill(5.0)
+    assert not (tmp_path / "ran").exists()
+
+
 PARENT = """
 import os, sys, time
 from eyas.worker.engine_process import EngineProcess
