@@ -333,14 +333,21 @@ class StepExecutor:
     # --- before the first step -----------------------------------------------------------------------
 
     @torch.inference_mode()
-    def rehearse(self, shape: StepShape, spans: SequenceOf[QuerySpan] = ()) -> StepProgram:
+    def rehearse(
+        self, shape: StepShape, spans: SequenceOf[QuerySpan] = (), brief: bool = False
+    ) -> StepProgram:
         """Run a step in which every row is padding, without a graph. `spans`: of its prompt rows, if they are
-        to be planned.
+        to be planned. `brief`: it loads its kernels, and takes as few layers for that as it can.
         """
         planned = bool(spans) and self.state.prompts is not None and self.state.prompts.plan(spans)
-        program = StepProgram(self.state, shape, self._inputs, self._results, planned)
+        state = self._brief if brief else self.state
+        program = StepProgram(state, shape, self._inputs, self._results, planned)
         self._rehearse(program, shape)
         return program
+
+    @property
+    def _brief(self) -> DeviceState:
+        return replace(self.state, model=self.state.model.brief())
 
     def _rehearse(self, program: StepProgram, shape: StepShape) -> None:
         program.blank()
@@ -402,7 +409,7 @@ class StepExecutor:
         """
         if not shapes:
             return
-        recorder, brief = GraphRecorder(), replace(self.state, model=self.state.model.brief())
+        recorder, brief = GraphRecorder(), self._brief
         most, vocab = max(shape.sampled for shape in shapes), self._vocab_size
         logits = torch.empty(most, vocab, dtype=torch.float32, device=self.state.device)
         for shape in track(

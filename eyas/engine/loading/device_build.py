@@ -468,12 +468,12 @@ def _warm_up(executor: StepExecutor, shapes: Iterable[StepShape]) -> float:
     """Run steps of padding: loads and compiles what they need; seconds of the slowest when it is warm."""
     slowest = 0.0
     for shape in shapes:
-        for _ in range(2):
+        for brief in (True, False):
             began = time.monotonic()
-            program = executor.rehearse(shape)
+            program = executor.rehearse(shape, brief=brief)
             prompts = executor.state.prompts
             if shape.chunk and prompts is not None and (spans := prompts.made_up(shape.chunk)):
-                executor.rehearse(shape, spans=spans)
+                executor.rehearse(shape, spans=spans, brief=brief)
         slowest = max(slowest, time.monotonic() - began)
     if executor.state.state_layers:
         executor.rehearse_arrival()
