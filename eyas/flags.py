@@ -224,7 +224,8 @@ def _add_step_tokens(add: Callable[..., argparse.Action]) -> None:
         type=whole,
         metavar="N",
         help="the most tokens per step that computes prompts and also decodes; a GPU takes fewer where the "
-        f"step would take half as long again; 0: the chunked prefill size ({_either('mixed_tokens')})",
+        "step would take more than 1.7 times as long as without; "
+        f"0: the chunked prefill size ({_either('mixed_tokens')})",
     )
 
 

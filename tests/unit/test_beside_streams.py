@@ -16,6 +16,7 @@ from eyas.engine.device.buckets import GraphBuckets
 from eyas.engine.loading import step_rates
 from eyas.engine.loading.mixed_rates import beside_streams
 from eyas.engine.loading.step_rates import StepLimits
+from eyas.engine.scheduling import beside_streams as module
 from eyas.engine.scheduling.beside_streams import (
     LATE_S,
     LONGER,
@@ -35,7 +36,7 @@ H200 = MixedTimes(  # of an 8B in bf16, keys of small chunks cut into parts
 )
 CHOICE = BesideStreams(H200, BUCKETS.chunk_sizes)
 CASES = list(
-    itertools.product((1, 8, 30, 48, 64), (0, 20_000, 260_000), (0, 4000, 100_000), (1, 3000, 9000, 20_000))
+    itertools.product((1, 8, 30, 48, 64), (0, 20_000, 260_000), (0, 3500, 100_000), (1, 3000, 9000, 20_000))
 )
 
 
@@ -67,7 +68,7 @@ def test_streams_wait_little_and_prompts_not_long(way: str) -> None:
 
 
 def test_a_prompt_of_8192_tokens_beside_48_streams() -> None:
-    """All its steps keep within 1.5 plain ones, and it takes about 0.6 s."""
+    """All its steps keep within `LONGER`, and it takes less than half a second."""
     streams, start, spent = Streams(48, 48 * 700), 0, 0.0
     while start < 8192:
         rows = CHOICE.rows(streams, start, 8192 - start)
@@ -75,7 +76,7 @@ def test_a_prompt_of_8192_tokens_beside_48_streams() -> None:
         spent += (ms := H200.mixed(streams, size, start))
         assert ms <= LONGER * H200.plain(streams)
         start += rows
-    assert spent < 650
+    assert spent < 500
 
 
 def test_many_is_more_than_steps_with_a_graph_compute_in_time() -> None:
@@ -88,7 +89,7 @@ def test_many_is_more_than_steps_with_a_graph_compute_in_time() -> None:
     assert CHOICE.many(Streams(64, 1_000_000)) < CHOICE.many(streams), "where steps are long, fewer are many"
 
 
-@pytest.mark.parametrize(("waiting", "expected"), [(10, 4), (25, 6), (50, 9)])
+@pytest.mark.parametrize(("waiting", "expected"), [(10, 4), (35, 6), (50, 9)])
 def test_a_scheduler_takes_the_rows_that_it_chooses(waiting: int, expected: int) -> None:
     """Few beside a stream, more where these would take too long, and where many wait as without times."""
     flat = PiecewiseCurve(((1, 50.0), (8, 50.0)))
@@ -143,8 +144,12 @@ def test_a_start_finds_the_times_of_steps(monkeypatch: pytest.MonkeyPatch) -> No
     assert found is not None
     for decoding, context, start, waiting in CASES:
         streams = Streams(decoding, context)
-        nearly = [CHOICE.rows(streams, start, round(waiting * factor)) for factor in (0.99, 1.0, 1.01)]
-        assert found.rows(streams, start, waiting) in nearly
+        chosen, nearly = found.rows(streams, start, waiting), set()
+        for factor in (0.97, 1.0, 1.03):
+            with monkeypatch.context() as changed:
+                changed.setattr(module, "LONGER", factor * LONGER)
+                nearly.add(CHOICE.rows(streams, start, round(waiting * factor)))
+        assert chosen in nearly
         assert found.many(streams) == pytest.approx(CHOICE.many(streams), rel=0.02)
 
 

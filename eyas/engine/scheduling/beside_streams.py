@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from eyas.common.step_times import ChunkSize, PiecewiseCurve
 
-LONGER = 1.5
+LONGER = 1.7
 """A step with prompts takes at most so many times as long as the same step without."""
 
-SOON_S = 0.4
+SOON_S = 0.6
 """But what waits is computed within so many seconds, in longer steps that have a graph, if these can."""
 
-LATE_S = 1.0
+LATE_S = 1.2
 """If steps that have a graph need longer for it, prompts come first."""
 
 
