@@ -162,6 +162,13 @@ class ReadWeight(TaggedMessage, frozen=True):
     count: int
 
 
+class CheckJoin(TaggedMessage, frozen=True):
+    """Whether the worker could join a group of that name: a join waits until all of its processes come."""
+
+    group: str
+    backend: str
+
+
 class JoinGroup(TaggedMessage, frozen=True):
     """Joins a `torch.distributed` group as `rank` of `size`, whose rank 0 listens at `address`."""
 
@@ -180,7 +187,14 @@ class LeaveGroup(TaggedMessage, frozen=True):
 
 
 WeightsCommand = (
-    PrepareWeights | CloseForWeights | CommitWeights | DropWeights | ReadWeight | JoinGroup | LeaveGroup
+    PrepareWeights
+    | CloseForWeights
+    | CommitWeights
+    | DropWeights
+    | ReadWeight
+    | CheckJoin
+    | JoinGroup
+    | LeaveGroup
 )
 
 

@@ -25,6 +25,7 @@ from eyas.common.errors import Busy, EyasError, InvalidRequest, Unavailable
 from eyas.common.types import WeightsInfo, WorkerInfo
 from eyas.common.weights import (
     PREPARE_S,
+    CheckJoin,
     CloseForWeights,
     CommitWeights,
     DropWeights,
@@ -230,6 +231,8 @@ class ClusterWeights:
         if command.rank + len(workers) > command.size:
             text = f"{len(workers)} workers from rank {command.rank} on need a larger group"
             raise InvalidRequest(f"{text} than one of {command.size}", param="world_size")
+        check = await self._ask(workers, CheckJoin(command.group, command.backend), ASK_S)
+        check.whole("could join the group")  # before any waits for the others
         wait_s = command.wait_s + ASK_S
 
         async def one(rank: int, worker: str) -> WeightsReply:

@@ -29,12 +29,15 @@ from eyas.common.errors import Unavailable
 from eyas.common.process_groups import MetGroup
 from eyas.common.types import Role
 from eyas.common.weights import (
+    CheckJoin,
     CloseForWeights,
     CommitWeights,
     FolderSource,
     JoinGroup,
     PrepareWeights,
     Running,
+    WeightsCommand,
+    WeightsReply,
 )
 from eyas.common.wire.control_service import ControlClient
 from eyas.common.wire.rpc import ChannelPool
@@ -424,6 +427,32 @@ async def test_no_group_is_joined_where_no_worker_is() -> None:
         await weights.join(JoinGroup("g", "127.0.0.1:1", 1, 2, "gloo"))
     with pytest.raises(Unavailable, match="no worker is known"):
         await weights.leave("g")
+
+
+async def test_no_worker_waits_for_a_group_that_another_one_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does one leave a group of that name which it is in."""
+    heard: list[WeightsCommand] = []
+
+    class Client:
+        def __init__(self, worker: str) -> None:
+            self.worker = worker
+
+        async def change(self, command: WeightsCommand, wait_s: float) -> WeightsReply:
+            heard.append(command)
+            if self.worker == "b":
+                raise InvalidRequest("this worker is in a group 'g' already", param="group_name")
+            return WeightsReply()
+
+    async def refresh() -> None: ...
+
+    targets = TargetWorkers(list, ChannelPool(), refresh)
+    monkeypatch.setattr(targets, "names", lambda: ["a", "b"])
+    weights = ClusterWeights(targets)
+    monkeypatch.setattr(weights, "_client", Client)
+    with pytest.raises(InvalidRequest, match="1 of 2 workers could join the group, but not b: ") as refused:
+        await weights.join(JoinGroup("g", "127.0.0.1:1", 1, 3, "gloo"))
+    assert refused.value.param == "group_name"
+    assert heard == [CheckJoin("g", "gloo")] * 2
 
 
 async def test_strangers_may_not_change_weights_nor_pause() -> None:

@@ -55,6 +55,9 @@ class HandStore:
     def read(self, name: str, count: int) -> tuple[float, ...]:
         raise AssertionError
 
+    def check_join(self, group: str, backend: str) -> None:
+        raise AssertionError
+
     def join(self, command: JoinGroup) -> None:
         raise AssertionError
 

@@ -121,13 +121,17 @@ class WeightSources:
             group.broadcast(there)
             driver.copy_host(list(_copies(read, meta.name, there.data_ptr())), out=True)
 
+    def check_join(self, group: str, backend: str) -> None:
+        """Raises InvalidRequest if it cannot join a group of that name."""
+        if group in self._groups:
+            raise InvalidRequest(f"this worker is in a group {group!r} already", param="group_name")
+        if backend == "nccl" and self._device == "cpu":
+            raise InvalidRequest("backend nccl needs a GPU: take gloo", param="backend")
+
     def join(self, command: JoinGroup) -> None:
         """Joins a group whose rank 0 gives weights. Raises InvalidRequest if not all come."""
         name = command.group
-        if name in self._groups:
-            raise InvalidRequest(f"this worker is in a group {name!r} already", param="group_name")
-        if command.backend == "nccl" and self._device == "cpu":
-            raise InvalidRequest("backend nccl needs a GPU: take gloo", param="backend")
+        self.check_join(name, command.backend)
         ranks = command.rank, command.size
         try:
             self._groups[name] = MetGroup(name, command.address, *ranks, command.backend, command.wait_s)

@@ -109,6 +109,10 @@ class EngineWeights:
         whole = file.get_slice(name)[...]
         return tuple(whole.flatten()[:count].float().tolist())
 
+    def check_join(self, group: str, backend: str) -> None:
+        """See `WeightSources`."""
+        self._sources.check_join(group, backend)
+
     def join(self, command: JoinGroup) -> None:
         """See `WeightSources`."""
         self._sources.join(command)

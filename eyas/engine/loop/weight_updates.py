@@ -27,6 +27,7 @@ from eyas.common.errors import (
 from eyas.common.types import WeightsInfo
 from eyas.common.weights import (
     PREPARE_S,
+    CheckJoin,
     CloseForWeights,
     CommitWeights,
     DropWeights,
@@ -78,6 +79,9 @@ class WeightStore(Protocol):
 
     def read(self, name: str, count: int) -> tuple[float, ...]:
         """The first numbers of a tensor as it was stored."""
+
+    def check_join(self, group: str, backend: str) -> None:
+        """Says whether it could join one."""
 
     def join(self, command: JoinGroup) -> None:
         """Joins a group of processes that give weights."""
@@ -169,6 +173,9 @@ class WeightUpdates:
                 reply = WeightsReply(staged.digest, staged.tensors, staged.nbytes)
             case ReadWeight(name=name, count=count):
                 reply = WeightsReply(numbers=self.store.read(name, count))
+            case CheckJoin(group=group, backend=backend):
+                self.store.check_join(group, backend)
+                reply = WeightsReply()
             case JoinGroup():
                 self.store.join(command)
                 reply = WeightsReply()
