@@ -36,6 +36,7 @@ from eyas.engine.device.flight import (
 from eyas.engine.device.slot_table import SlotOccupant, SlotTable, without_singles
 from eyas.engine.device.special import DraftNodes, SpecialReport, SpecialRows, StepMasks, padding_rows
 from eyas.engine.device.step import (
+    NO_MASKS,
     ArrivedState,
     CatchUp,
     FeatureRequest,
@@ -191,14 +192,13 @@ class DeviceRunner:
 
         `step`: rank 0's; `grammar_slots`: each rank's slots whose drafts are to be known.
         """
-        rooms = [
-            MaskRoom(self._executor.mask_rows(rows.most_masked, rank)) for rank, rows in enumerate(special)
-        ]
-        every = self._drafts(grammar_slots, step.shape.width)
-        for rows, drafts, room in zip(special, every, rooms, strict=True):
+        every, masked = self._drafts(grammar_slots, step.shape.width), []
+        for rank, (rows, drafts) in enumerate(zip(special, every, strict=True)):
+            room = MaskRoom(self._executor.mask_rows(most, rank)) if (most := rows.most_masked) else None
             rows.fill(StepMasks(self._grammars, drafts, room))
-        if any(rows.most_masked for rows in special):
-            self._executor.mask(*(rows.masked(room) for rows, room in zip(special, rooms, strict=True)))
+            masked.append(NO_MASKS if room is None else rows.masked(room))
+        if any(len(each.places) for each in masked):
+            self._executor.mask(*masked)
         reports = self._sample(special)
         words, event = self._executor.finish(step)
         if certain is not None:

@@ -216,6 +216,9 @@ class MaskedRows(NamedTuple):
     masks: np.ndarray
 
 
+NO_MASKS = MaskedRows(np.empty(0, np.int32), np.empty((0, 1), np.int32))
+
+
 @dataclass(frozen=True)
 class JoinBatch:
     """J sequences before their first round whose drafts, and newest draft row below the root, are missing.
