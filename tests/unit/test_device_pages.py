@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -78,6 +79,7 @@ class Watch(StepExecutor):
     token_map = None
     whole = False
     block = None
+    config = SimpleNamespace(vocab_size=VOCAB)
 
     def __init__(self, rig: Rig, tables: SlotTables, spec: SpeculationConfig | None) -> None:
         self._rig = rig
