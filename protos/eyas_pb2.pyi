@@ -444,10 +444,12 @@ class ModelInfo(_message.Message):
     def __init__(self, id: _Optional[str] = ..., context_length: _Optional[int] = ..., parent: _Optional[str] = ...) -> None: ...
 
 class PauseGenerationRequest(_message.Message):
-    __slots__ = ("mode",)
+    __slots__ = ("mode", "limit_s")
     MODE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_S_FIELD_NUMBER: _ClassVar[int]
     mode: PauseMode
-    def __init__(self, mode: _Optional[_Union[PauseMode, str]] = ...) -> None: ...
+    limit_s: float
+    def __init__(self, mode: _Optional[_Union[PauseMode, str]] = ..., limit_s: _Optional[float] = ...) -> None: ...
 
 class PauseGenerationResponse(_message.Message):
     __slots__ = ("requests",)

@@ -222,11 +222,15 @@ class AsyncClient:
         request = wire.generate_request(self._model, prompt, options)
         return self._stream(self._stub.Generate, request, timeout_s)
 
-    async def pause_generation(self, mode: PauseMode = "abort", *, timeout_s: float = CONTROL_S) -> int:
+    async def pause_generation(
+        self, mode: PauseMode = "abort", *, limit_s: float = 0.0, timeout_s: float = CONTROL_S
+    ) -> int:
         """Stops generation on all workers, between two steps; how many requests that ended, or sent back to a
-        queue. Requests that come meanwhile wait, each until its deadline.
+        queue. Requests that come meanwhile wait, each until its deadline. `limit_s`: so many seconds later
+        generation goes on by itself, once memory is there (0: it does not).
         """
-        reply = await self._call(self._stub.PauseGeneration, wire.pause_request(mode), timeout_s)
+        request = wire.pause_request(mode, limit_s)
+        reply = await self._call(self._stub.PauseGeneration, request, timeout_s)
         return int(reply.requests)
 
     async def continue_generation(self, *, timeout_s: float = CONTROL_S) -> None:

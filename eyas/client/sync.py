@@ -219,9 +219,13 @@ class Client:
         """The continuation of a text, or of token ids, as it is made."""
         return self._stream(lambda: self._client.generate_stream(prompt, timeout_s=timeout_s, **options))
 
-    def pause_generation(self, mode: PauseMode = "abort", *, timeout_s: float = CONTROL_S) -> int:
-        """Stops generation; how many requests that ended, or sent back to a queue."""
-        return self._portal.wait(self._client.pause_generation(mode, timeout_s=timeout_s))
+    def pause_generation(
+        self, mode: PauseMode = "abort", *, limit_s: float = 0.0, timeout_s: float = CONTROL_S
+    ) -> int:
+        """Stops generation, up to `limit_s` (0: until it is to go on); how many requests that ended, or sent
+        back to a queue.
+        """
+        return self._portal.wait(self._client.pause_generation(mode, limit_s=limit_s, timeout_s=timeout_s))
 
     def continue_generation(self, *, timeout_s: float = CONTROL_S) -> None:
         """Lets generation go on."""

@@ -304,11 +304,11 @@ def _given(pb: Any, name: str) -> Any:
     return getattr(pb, name) if pb.HasField(name) else None
 
 
-def pause_request(mode: PauseMode) -> eyas_pb2.PauseGenerationRequest:
+def pause_request(mode: PauseMode, limit_s: float) -> eyas_pb2.PauseGenerationRequest:
     """The request to pause. Raises InvalidRequest for another mode."""
     if mode not in _PAUSE_MODES:
         raise InvalidRequest(f"mode must be one of {', '.join(_PAUSE_MODES)}", param="mode")
-    return eyas_pb2.PauseGenerationRequest(mode=_PAUSE_MODES[mode])
+    return eyas_pb2.PauseGenerationRequest(mode=_PAUSE_MODES[mode], limit_s=limit_s)
 
 
 def tags_to_pb(tags: Sequence[MemoryTag]) -> list[eyas_pb2.MemoryTag.ValueType]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.wire.control import ALL_TAGS, ControlOutcome, MemoryTag, PauseGeneration, PauseMode
+from eyas.common.wire.control import (
+    ALL_TAGS,
+    MOST_PAUSE_S,
+    ControlOutcome,
+    MemoryTag,
+    PauseGeneration,
+    PauseMode,
+)
 from protos import eyas_pb2
 
 _MODES = {
@@ -22,10 +29,12 @@ _TAGS_TO_PB = {tag: pb for pb, tag in _TAGS.items()}
 
 
 def pause_of(request: eyas_pb2.PauseGenerationRequest) -> PauseGeneration:
-    """The command. Raises InvalidRequest for a mode that this version does not have."""
+    """The command. Raises InvalidRequest for a mode that this version does not have, or no such limit."""
     if request.mode not in _MODES:
         raise InvalidRequest(f"mode has the unknown value {request.mode}", param="mode")
-    return PauseGeneration(_MODES[request.mode])
+    if not 0 <= request.limit_s <= MOST_PAUSE_S:
+        raise InvalidRequest(f"limit_s is not from 0 to {MOST_PAUSE_S:g}", param="limit_s")
+    return PauseGeneration(_MODES[request.mode], request.limit_s)
 
 
 def tags_of(tags: Iterable[int]) -> tuple[MemoryTag, ...]:

@@ -6,14 +6,16 @@ They read small bodies, or none; vLLM's have a query. What each worker did is in
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.wire.control import (
     ALL_TAGS,
+    MOST_PAUSE_S,
     ContinueGeneration,
     ControlOutcome,
     MemoryTag,
@@ -37,6 +39,9 @@ class PauseBody(RequestBody):
 
     mode: Literal["abort", "in_place", "retract"] = "abort"
     """What becomes of requests that run: they end with what they have, keep their KV, or lose it and wait."""
+
+    timeout: Annotated[float, Field(ge=0, le=MOST_PAUSE_S)] = 0.0
+    """Seconds after which generation goes on by itself, once memory is there; 0: it does not."""
 
 
 class EmptyBody(RequestBody):
@@ -100,7 +105,7 @@ class ControlEndpoints:
     async def pause(self, request: Request) -> Response:
         """Pauses every worker. Requests that come meanwhile wait, each until its deadline."""
         body = await self._bodies.read(PauseBody, request)
-        outcomes = await self._backend.control(PauseGeneration(PauseMode(body.mode)))
+        outcomes = await self._backend.control(PauseGeneration(PauseMode(body.mode), body.timeout))
         count = sum(outcome.requests for outcome in outcomes.values())
         return json_response({"status": "ok", "message": "Generation paused.", "requests": count})
 

@@ -138,6 +138,21 @@ def test_what_was_paused_goes_on_to_the_same_tokens(
     assert len(late.tokens[0]) == 4
 
 
+def test_a_pause_with_a_limit_ends_by_itself(
+    cluster: Operated, undisturbed: dict[int, list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a client that is gone; a later pause has its own limit, or none."""
+    result = under_way(cluster)
+    cluster.ask(PauseGeneration(PauseMode.IN_PLACE, 0.05))
+    cluster.ask(PauseGeneration(PauseMode.RETRACT))
+    stands_still(result)
+    cluster.ask(PauseGeneration(PauseMode.RETRACT, 0.2))
+    stands_still(result)
+    wait_all([result], 60)
+    assert result.tokens == undisturbed
+    assert "goes on at its limit" in caplog.text
+
+
 def test_what_is_aborted_ends_with_the_tokens_that_it_has(
     cluster: Operated, undisturbed: dict[int, list[int]]
 ) -> None:

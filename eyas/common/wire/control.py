@@ -31,10 +31,17 @@ class MemoryTag(enum.StrEnum):
 ALL_TAGS = tuple(MemoryTag)
 
 
+MOST_PAUSE_S = 86_400.0
+"""The longest limit of a pause: a day."""
+
+
 class PauseGeneration(TaggedMessage, frozen=True):
-    """No step runs from now on. Requests are still taken; they wait, each until its deadline."""
+    """No step runs from now on. Requests are still taken; they wait, each until its deadline. `limit_s`: so
+    many seconds later steps run again by themselves, if memory is there (0: they do not).
+    """
 
     mode: PauseMode
+    limit_s: float = 0.0
 
 
 class ContinueGeneration(TaggedMessage, frozen=True):

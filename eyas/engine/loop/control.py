@@ -7,6 +7,7 @@ is paused wait in its queue; while it sleeps without a pause they are refused: n
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -32,6 +33,8 @@ from eyas.engine.kv.movable import MovableMemory
 from eyas.engine.loop.step_loop import StepLoop
 from eyas.engine.scheduling.ranked import Schedulers
 from eyas.engine.scheduling.requests import RequestTable
+
+_log = logging.getLogger("eyas.engine")
 
 MemoryParts = Mapping[MemoryTag, SequenceOf[MovableMemory]]
 """What each tag moves. A tag that is not there cannot leave; one with nothing stays where it is."""
@@ -62,6 +65,7 @@ class EngineControl:
     paused: bool = False
     released: tuple[MemoryTag, ...] = ()
     _queue: deque[tuple[ControlEngine, float]] = field(default_factory=deque)  # and when it came
+    _until: float | None = None  # monotonic seconds: when a pause ends by itself
     _moving: Future[_Moves] | None = None
     _thread: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="move-memory")
@@ -95,6 +99,9 @@ class EngineControl:
             self._queue.popleft()
             self._say_why()
             self.outbox.add(answer)
+        if self._until is not None and now > self._until and not self.released:
+            _log.warning("nobody has ended the pause: generation goes on at its limit")
+            self._go_on()
 
     def close(self) -> None:
         """Waits until nothing moves any more."""
@@ -103,17 +110,22 @@ class EngineControl:
     def _carry_out(self, command: ControlEngine, waited_s: float) -> ControlOutcome | None:
         """The outcome, or None: it is not done yet. Raises EyasError: it cannot be."""
         match command.command:
-            case PauseGeneration(mode=mode):
+            case PauseGeneration(mode=mode, limit_s=limit_s):
+                self._until = time.monotonic() + limit_s if limit_s else None
                 return self._pause(mode)
             case ContinueGeneration():
                 if self.released:
                     raise Busy(f"its {_named(self.released)} must be resumed first")
-                self.paused = self.requests.retracted = False
+                self._go_on()
                 return ControlOutcome()
             case ReleaseMemory(tags=tags, wait_s=wait_s):
                 return self._release(tags, waited_s >= wait_s)
             case ResumeMemory(tags=tags):
                 return self._resume(tags)
+
+    def _go_on(self) -> None:
+        self.paused = self.requests.retracted = False
+        self._until = None
 
     def _pause(self, mode: PauseMode) -> ControlOutcome:
         self.loop.rest()
