@@ -223,3 +223,21 @@ def run(cluster: Loopback, requests: Sequence[Any]) -> list[Any]:
     wait_all(results, 120)
     cluster.close()
     return results
+
+
+def test_the_processors_clock_is_near_and_asks_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that works all the time: what it says differs by less than `ASKED_S`. While it rests less than
+    that counts.
+    """
+    now, asked = [5.0], []
+    rested = [0.0]
+    monkeypatch.setattr(grammars.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(grammars.time, "thread_time", lambda: asked.append(1) or now[0] - rested[0] - 4.0)
+    clock = grammars.ProcessorClock()
+    for _ in range(100):
+        now[0] += 0.00013
+        assert clock() == pytest.approx(now[0] - 4.0)
+    assert len(asked) < 15
+    before = clock()
+    now[0], rested[0] = now[0] + 3.0, 3.0
+    assert abs(clock() - before) <= grammars.ASKED_S

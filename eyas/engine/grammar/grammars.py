@@ -8,6 +8,7 @@ steps; nothing is drafted for it. Seconds are those of a processor: a busy machi
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -30,6 +31,7 @@ MAX_COMPILED = 256  # compiled grammars
 MAX_COMPILED_BYTES = 512 << 20
 NOTHING = DraftTree([], [])
 _NICE = 5  # steps come first
+ASKED_S = 0.001  # between two looks at the processor's clock
 SLOW_S = 0.004  # a call that takes longer makes its sequence slow
 QUICK_LOOKS = 16  # in a row, after which it is slow no more: texts pass through slow places and quick ones
 ALLOWED_S = 2.0  # of one sequence
@@ -54,6 +56,7 @@ class GrammarManager:
         self._states: WeakKeyDictionary[Sequence, PacedState] = WeakKeyDictionary()
         self._failed: dict[Generation, EyasError] = {}
         self._asked = False  # a sequence has to wait, since the last `awaited`
+        self._clock = ProcessorClock()
 
     def awaited(self) -> bool:
         """True if a grammar is being compiled, or followed, beside the step loop. One that was when a
@@ -182,7 +185,9 @@ class GrammarManager:
                 assert self._compiler is not None
                 state = GrammarState(compiled, params, self.eos_ids, self._compiler.pieces)
                 slow = params.grammar in self._slow
-                self._states[seq] = PacedState(state, self._other_thread, len(seq.output), slow=slow)
+                self._states[seq] = PacedState(
+                    state, self._other_thread, len(seq.output), slow=slow, here=self._clock
+                )
             if self._states[seq].slow:
                 self._slow.add(params.grammar)
                 if not now:
@@ -242,6 +247,22 @@ class GrammarManager:
             total -= size
 
 
+class ProcessorClock:
+    """Seconds of one thread's processor. The system is asked once per `ASKED_S` at most, since its answer
+    takes longer than a mask; between two answers all time counts.
+    """
+
+    def __init__(self) -> None:
+        self._asked = self._seconds = -math.inf
+
+    def __call__(self) -> float:
+        """The seconds now; right to `ASKED_S`."""
+        now = time.perf_counter()
+        if now - self._asked > ASKED_S:
+            self._asked, self._seconds = now, time.thread_time()
+        return self._seconds + now - self._asked
+
+
 class PacedState:
     """A `GrammarState` and what it has taken. The step loop's thread uses it; `aside` makes slow calls."""
 
@@ -253,14 +274,15 @@ class PacedState:
         *,
         slow: bool = False,
         clock: Callable[[], float] = time.thread_time,
+        here: Callable[[], float] | None = None,
     ) -> None:
         """`backlog`: tokens to follow at first. `slow`: whether others were slow with this grammar.
-        `clock`: seconds of the thread that asks.
+        `clock`: seconds of the thread that asks; `here`: of the step loop's alone (None: the same clock).
         """
         self._looks_left = QUICK_LOOKS if slow else int(backlog > AT_ONCE)
         self._state = state
         self._aside = aside
-        self._clock = clock
+        self._clock, self._here = clock, here or clock
         self._look: Future[float] | None = None  # that is being taken aside, or was
         self._spent_s = 0.0
 
@@ -324,9 +346,9 @@ class PacedState:
             self._spend(seconds)
 
     def _timed(self, call: Callable[..., T], *args: Any) -> T:
-        began = self._clock()
+        began = self._here()
         result = call(*args)
-        seconds = self._clock() - began
+        seconds = max(self._here() - began, 0.0)
         if seconds > SLOW_S:
             self._looks_left = QUICK_LOOKS
         self._spend(seconds)
