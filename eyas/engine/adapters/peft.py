@@ -11,8 +11,9 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -83,12 +84,17 @@ class LowRankUpdate:
 
 @dataclass(frozen=True)
 class PeftAdapter:
-    """An adapter as it was read. `id`: 16 hex digits of a digest of all factors and their scalings.
-    `updates`: by the names by which the model asks for the matrices.
+    """An adapter as it was read. `updates`: by the names by which the model asks for the matrices.
+    `content`: of all factors and their scalings, as words, which are being made.
     """
 
-    id: str
     updates: Mapping[str, LowRankUpdate]
+    content: Future[str]
+
+    @cached_property
+    def id(self) -> str:
+        """16 hex digits of a digest of the content; waits for that."""
+        return hashlib.sha256(self.content.result().encode()).hexdigest()[:16]
 
     @property
     def rank(self) -> int:
@@ -193,14 +199,14 @@ def read_adapter(
         raise _wrong(str(error)) from None
     updates: dict[str, LowRankUpdate] = {}
     scalings = {pair.name: config.scaling_of(pair.name) for pair in pairs}
-    with ThreadPoolExecutor(1, "digest") as beside:
-        digest = beside.submit(file.digest)
-        for pair in pairs:
-            down, up = file.tensor(pair.lower.name), file.tensor(pair.upper.name)
-            updates |= _updates(pair, LowRankUpdate(down, up, scalings[pair.name]), model)
-        _check_numbers(pairs, file)
-    content = f"{digest.result()} {sorted(scalings.items())}"
-    return PeftAdapter(hashlib.sha256(content.encode()).hexdigest()[:16], updates)
+    beside = ThreadPoolExecutor(1, "content")
+    content = beside.submit(lambda: f"{file.digest()} {sorted(scalings.items())}")
+    beside.shutdown(wait=False)
+    for pair in pairs:
+        down, up = file.tensor(pair.lower.name), file.tensor(pair.upper.name)
+        updates |= _updates(pair, LowRankUpdate(down, up, scalings[pair.name]), model)
+    _check_numbers(pairs, file)
+    return PeftAdapter(updates, content)
 
 
 def _pairs(places: Mapping[str, TensorPlace], folder: Path, model: ModelConfig) -> Iterator[FactorPair]:
