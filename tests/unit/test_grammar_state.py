@@ -17,7 +17,7 @@ from eyas.common.grammars.compiler import GrammarCompiler, library
 from eyas.common.grammars.notations import Grammar
 from eyas.common.params import SamplingParams
 from eyas.engine.batch.tree import ROOT, DraftTree
-from eyas.engine.grammar.state import FEW_ENDS, GrammarState
+from eyas.engine.grammar.state import FEW_ENDS, GrammarState, MaskRoom
 
 VOCAB = 4096
 
@@ -82,6 +82,9 @@ def test_masks_of_a_tree_are_those_of_its_paths(number: int) -> None:
         here = state(grammar, output)
         before = here.masks(None)[0]
         root, *nodes = here.masks(tree)
+        in_room = state(grammar, output).masks(tree, MaskRoom(np.full((11, len(root)), 7, np.int32)))  # type: ignore[arg-type]
+        for one, other in zip(in_room, (root, *nodes), strict=True):
+            assert (one is None) == (other is None) and (one is None or np.array_equal(one, other))  # type: ignore[arg-type]
         kept = here.cut(tree)
         again = here.masks(None)[0]
         assert before is not None and again is not None and root is not None

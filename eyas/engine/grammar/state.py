@@ -9,6 +9,7 @@ id may stand next.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
@@ -23,6 +24,9 @@ from eyas.engine.batch.tree import ROOT, DraftTree
 
 WALK_S = 0.5
 """Seconds of a processor for the drafts of one step: one grammar must not hold up what shares it."""
+
+MOST_WALK_S = 2.0
+"""As `WALK_S`, where the library walks: of the wall's clock, so that a busy machine fails nothing."""
 
 MOST_BEGINNINGS = 32
 """Where more tokens are allowed, they are not looked at: they are hardly beginnings of one text."""
@@ -110,12 +114,16 @@ class GrammarState:
         None: nothing is sampled there that counts, because the node's own token, or one above it, is not
         allowed, or ends the output.
         """
-        root = None if self._matcher.is_terminated() else self._root(room)
-        if tree is None:
-            return [root]
+        if tree is None or self._matcher.is_terminated():
+            root = None if self._matcher.is_terminated() else self._root(room)
+            return [root, *[None] * len(tree or ())]
+        if room is not None:
+            root, *below = self._filled(tree, room)
+            self._below = tree, below
+            return [root, *below]
         if self._below is None or self._below[0] is not tree:
-            self._below = tree, [mask for _, mask in self._walk(tree, room=room)]
-        return [root, *self._below[1]]
+            self._below = tree, [mask for _, mask in self._walk(tree)]
+        return [self._root(), *self._below[1]]
 
     def cut(self, tree: DraftTree) -> DraftTree:
         """The tree without the nodes that are not allowed, and those below them."""
@@ -187,9 +195,25 @@ class GrammarState:
             self._next = self._mask(0)
         return self._next
 
-    def _walk(
-        self, tree: DraftTree, masks: bool = True, room: MaskRoom | None = None
-    ) -> list[tuple[bool, np.ndarray | None]]:
+    def _filled(self, tree: DraftTree, room: MaskRoom) -> list[np.ndarray | None]:
+        """The masks of the root and of the tree, by one call of the library. Raises GrammarTooSlow."""
+        first, nodes = room.used, [room.take() for _ in range(1 + len(tree))]
+        rows, tokens = room.rows[first : room.used], np.array([0, *tree.tokens], np.int64)
+        rows.fill(0)
+        if not self._matcher.traverse_draft_tree(*_links(tuple(tree.parents)), tokens, rows, MOST_WALK_S):
+            message = f"grammar takes too long to follow: over {MOST_WALK_S:g} s for one step"
+            raise GrammarTooSlow(message, param="grammar")
+        depths, masks = [0], list[np.ndarray | None]([self._settled(nodes[0], 0)])
+        for token, parent, mask in zip(tree.tokens, tree.parents, nodes[1:], strict=True):
+            above = masks[parent + 1]
+            depths.append(depths[parent + 1] + 1)
+            if above is None or token in self._ends or not int(above[token // 32]) >> token % 32 & 1:
+                masks.append(None)
+            else:
+                masks.append(self._settled(mask, depths[-1]))
+        return masks
+
+    def _walk(self, tree: DraftTree, masks: bool = True) -> list[tuple[bool, np.ndarray | None]]:
         """Walks the tree: for each node, whether it is allowed, and the mask of what follows it.
 
         Raises GrammarTooSlow.
@@ -211,7 +235,7 @@ class GrammarState:
                 continue
             path.append(node)
             seen = masks and not matcher.is_terminated()
-            visited.append((True, self._mask(len(path), room) if seen else None))
+            visited.append((True, self._mask(len(path)) if seen else None))
         self._go(path, [], ())
         return visited
 
@@ -227,15 +251,19 @@ class GrammarState:
         return list(target)
 
     def _mask(self, depth: int, room: MaskRoom | None = None) -> np.ndarray:
-        """The mask where the matcher stands, `depth` tokens after the output.
-
-        An end that comes too early, or is to be ignored, is taken out, unless nothing else is left: what is
-        complete ends. So does what cannot go on, because the vocabulary cannot write what must follow.
-        """
+        """The mask where the matcher stands, `depth` tokens after the output."""
         room = room or MaskRoom(np.empty((1, self._words), np.int32))
         mask = room.take()
         mask.fill(0)
         self._matcher.fill_next_token_bitmask(room.rows, room.used - 1)
+        return self._settled(mask, depth)
+
+    def _settled(self, mask: np.ndarray, depth: int) -> np.ndarray:
+        """The mask, as it was filled `depth` tokens after the output, with the ends that may stand there.
+
+        An end that comes too early, or is to be ignored, is taken out, unless nothing else is left: what is
+        complete ends. So does what cannot go on, because the vocabulary cannot write what must follow.
+        """
         early = self.followed + depth < self._params.min_tokens
         banned = self._bits_of_ends if early else self._bits_of_ignored
         before = [(word, mask[word]) for word in banned]
@@ -249,6 +277,16 @@ class GrammarState:
             for word, bits in self._bits_of_ends.items():
                 mask[word] = bits
         return mask
+
+
+@functools.lru_cache(64)
+def _links(parents: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Of a root and the nodes below it, the first child of each and its next sibling, int64; -1: none."""
+    child, sibling = (np.full(1 + len(parents), -1, np.int64) for _ in range(2))
+    for node in range(len(parents), 0, -1):
+        above = parents[node - 1] + 1
+        sibling[node], child[above] = child[above], node
+    return child, sibling
 
 
 def _words(ids: Collection[int]) -> dict[int, np.int32]:
