@@ -208,7 +208,9 @@ EXPERT_ROWS, MOST_CHUNK = 512, 16384
 """Rows that an expert should have in a step of prompts, and rows of such a step, at most."""
 
 RESERVE_BYTES = 4 << 30
-"""GPU memory beside its fraction: for the graphs and the widest step's activations, its logits apart."""
+"""GPU memory beside its fraction: for the graphs and the activations of the widest step, its logits apart, if
+it has no more rows than several prompts may have together; of one with more as many times as much.
+"""
 
 GPU_DEFAULTS = EngineConfig(device="cuda", **_ON_GPU)  # type: ignore[arg-type]
 

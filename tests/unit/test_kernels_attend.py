@@ -389,8 +389,10 @@ def test_parts_of_keys_fill_the_last_wave_of_programs() -> None:
         work = 2 * -(-rows // 16)
         whole, cut = (-(-work * parts // 132) / parts for parts in (1, parts))
         assert parts > 1 and cut < whole
-        assert cut < 1.3 * max(work / 132, 0.4)
-    assert prefill.most_parts(264) == 1
+        assert cut <= max(1.4 * work / 132, 0.5)
+    measured = {256: 4, 640: 5, 768: 4, 1024: 1}
+    for rows, best in measured.items():
+        assert prefill._parts(kv, tiling, rows // 16 + MAX_ENDS, 8 * rows) == best
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import torch
 from eyas.common.config import FEWEST_SLOTS, RESERVE_BYTES, EngineConfig
 from eyas.common.machine.gpus import number_of
 from eyas.common.params import MAX_STOP_TOKEN_IDS, SamplingParams
+from eyas.common.step_times import MOST_TOGETHER
 from eyas.common.types import GenerationRequest, KvKind
 from eyas.common.wire.control import MemoryTag
 from eyas.engine.adapters.table import AdapterMemory
@@ -337,7 +338,7 @@ def _demand(loaded: EngineSpec, groups: list[KvKind]) -> MemoryDemand:
         context_length=loaded.target.context_length,
         rows_ahead=rounds_ahead(loaded) * loaded.round_rows,
         groups=loaded.groups,
-        reserve=RESERVE_BYTES
+        reserve=RESERVE_BYTES * max(config.chunk_tokens // MOST_TOGETHER, 1)
         + loaded.target.vocab_size * _logit_bytes(loaded)
         + _exchanged_bytes(loaded)
         + _block_bytes(loaded)

@@ -42,7 +42,7 @@ _LONG = 512  # bytes of a key in float32
 _LONG = 512  # bytes of a key in float32
 _PROGRAMS, _MOST_PARTS = 132, 8  # about as many as a Hopper GPU has SMs
 _FEW_WARPS = 4  # of programs two of which an SM has at a time
-_WAVES = 6  # of programs with wide heads, so that a last one with few of them takes little time
+_WAVES = 4  # of programs with wide heads, padding among them; if they are not all there at once
 _LEAST, _LEAST_WIDE = 8, 16  # blocks of a part
 _SLIM = 128  # values of a head that is not wide
 _MANY_KEYS = 64
@@ -192,7 +192,8 @@ def _parts(kv: PagedKv, tiling: ChunkTiling, tiles: int, rows: int) -> int:
     if not _sees_all(kv):
         return 1
     if kv.dim > _SLIM:
-        return most_parts(max(kv.kv_heads * tiles * tiling.programs, 1))
+        padded, real = tiles * tiling.programs, cdiv(rows, tiling.rows)
+        return most_parts(max(kv.kv_heads * padded, 1), max(kv.kv_heads * real, 1))
     at_once = 2 * _PROGRAMS if tiling.warps == _FEW_WARPS else _PROGRAMS
     longest = kv.tables.shape[1] * kv.pool.shape[2] // (tiling.keys * _LEAST)
     return max(min(at_once // max(kv.kv_heads * cdiv(rows, tiling.rows), 1), _MOST_PARTS, longest), 1)
@@ -204,11 +205,14 @@ def _sees_all(kv: PagedKv) -> bool:
     return not (rule.window or rule.chunk) and rule.sinks is None and kv.firsts is None
 
 
-def most_parts(programs: int) -> int:
-    """The parts of keys that an attention of so many programs is worth. A GPU runs one per multiprocessor: of
-    76 programs it is half idle, and of 150 the last 18 would take as long as the 132 before them.
+def most_parts(programs: int, real: int) -> int:
+    """The parts of keys that an attention by so many programs is worth, with those of padding. A GPU runs one
+    per multiprocessor: of 76 it is half idle. Three parts or more of all that may be `real` at once are best.
     """
-    return 1 if programs >= 2 * _PROGRAMS else min(_WAVES * _PROGRAMS // programs, _MOST_PARTS)
+    if programs >= _PROGRAMS:
+        return 1
+    at_once = _PROGRAMS // real
+    return min(at_once if at_once > 2 else _WAVES * _PROGRAMS // programs, _MOST_PARTS)
 
 
 @triton.jit
