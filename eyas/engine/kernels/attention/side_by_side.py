@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eyas.engine.kernels.attention.scores import LOG2_E
-from eyas.engine.kernels.attention.softmax import UNSEEN, with_block
+from eyas.engine.kernels.attention.softmax import UNSEEN, settled, with_block
 from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.sizes import cdiv
 
@@ -69,11 +69,13 @@ def _attend_rows(
     acc = tl.full([ROWS, DIM], 0.0, tl.float32)
     for block in range(0, whole, KEYS):
         k, v = keys.load([block, column]), values.load([block, column])
+        acc = settled(acc)
         scores = tl.dot(q_tile, k.T, input_precision="ieee")
         peak, total, acc = with_block(scores, v, scale, peak, total, acc)
     own = tl.arange(0, ROWS)
     for block in range(0, ROWS, KEYS):
         k, v = keys.load([whole + block, column]), values.load([whole + block, column])
+        acc = settled(acc)
         scores = tl.dot(q_tile, k.T, input_precision="ieee")
         key = block + tl.arange(0, KEYS)
         scores = tl.where(key[None, :] <= own[:, None], scores, UNSEEN)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # it has no assembler
+
 UNSEEN = tl.constexpr(-1.0e30)
 """Finite: what a query does not see then weighs nothing, wherever it stands."""
 
@@ -20,3 +22,17 @@ def with_block(scores, v, scale, peak, total, acc):
     total = total * rescale + tl.sum(weights, 1)
     acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
     return new_peak, total, acc
+
+
+@triton.jit
+def settled(acc):
+    """acc, a product's float32 sums, once they are there: at the head of a loop over blocks of keys.
+
+    The product of queries and keys would begin while that of weights and values is in flight, and ptxas then
+    has every instruction of the matrix unit wait for the one before it (its C7515).
+    """
+    if _INTERPRETED:
+        return acc
+    return tl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [acc], dtype=tl.float32, is_pure=False, pack=1
+    )
