@@ -29,6 +29,7 @@ from eyas.common.config import (
 from eyas.common.logging import FORMATS, LEVELS
 from eyas.common.params import ADAPTER_NAME, MOST_ADAPTER_NAME, MOST_ADAPTER_RANK
 from eyas.common.security.secret_urls import VARIABLES
+from eyas.common.step_times import MOST_TOGETHER
 from eyas.common.types import Role
 from kv_transfer.backends.table import AUTO, BACKENDS, NONE
 
@@ -216,7 +217,8 @@ def _add_step_tokens(add: Callable[..., argparse.Action]) -> None:
         type=positive,
         metavar="N",
         help="the most tokens per step that computes prompts; a GPU takes two thirds where that is faster "
-        f"({_either('chunk_tokens')}, or up to {MOST_CHUNK} for a model with states and experts)",
+        f"({_either('chunk_tokens')}, or up to {MOST_CHUNK} for experts beside states, "
+        f"{MOST_TOGETHER} beside latents)",
     )
     add(
         "--mixed-step-tokens",

@@ -16,6 +16,7 @@ from eyas.engine.loading.arithmetic import prompts_of
 from eyas.engine.loading.spec import EngineSpec
 from tests.unit.families import write_family
 from tests.unit.hybrid_rig import write_hybrid
+from tests.unit.tiny import edit
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,14 @@ def test_a_hybrid_with_experts(experts: int, per_row: int, chunk: int, tmp_path:
     write_hybrid(tmp_path, "qwen3_next", num_experts=experts, num_experts_per_tok=per_row)
     assert chunk_of(tmp_path) == chunk
     assert chunk_of(tmp_path, chunk_tokens=3072) == 3072, "an option says how many"
+
+
+def test_latents_with_experts(tmp_path: Path) -> None:
+    """256 experts of 8 choices want 16,384 rows; of several prompts a step has 8,192 at most anyway."""
+    write_family(tmp_path, "deepseek_v3")
+    assert chunk_of(tmp_path) == 3072
+    edit(tmp_path, n_routed_experts=256, num_experts_per_tok=8)
+    assert chunk_of(tmp_path) == 8192 and chunk_of(tmp_path, chunk_tokens=3072) == 3072
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])

@@ -15,6 +15,7 @@ import torch
 from eyas.common.config import EXPERT_ROWS, MOST_CHUNK, EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of
+from eyas.common.step_times import MOST_TOGETHER
 from eyas.common.types import FAST, KvKind, Role
 from eyas.common.wire.pool import SCALE_BYTES, PoolGeometry
 from eyas.engine.attention.base import AttentionBackend
@@ -378,14 +379,16 @@ def _check_shared(head: DraftConfig, config: EngineConfig) -> None:
 
 
 def _chunk_of(target: ModelConfig, config: EngineConfig) -> int:
-    """Prompt rows of a step. Where no option says how many, and layers have states: as many as give an expert
-    `EXPERT_ROWS`, up to `MOST_CHUNK`. Every step reads all experts: beside so many products that is little.
+    """Prompt rows of a step. Where no option says how many, and layers have states or latents: as many as
+    give an expert `EXPERT_ROWS`, up to `MOST_CHUNK`, of latents `MOST_TOGETHER`. Every step reads all
+    experts: beside so many products that is little.
     """
-    if not config.open_chunk or target.delta is None:
+    if not config.open_chunk or target.delta is None and not target.kv_format.latent:
         return config.chunk_tokens
+    most = MOST_TOGETHER if target.delta is None else MOST_CHUNK
     parts = [layer.feed_forward for layer in target.layers]
     rows = [EXPERT_ROWS * part.experts // part.per_row for part in parts if isinstance(part, ExpertsSpec)]
-    return max(config.chunk_tokens, min(max(rows, default=0), MOST_CHUNK))
+    return max(config.chunk_tokens, min(max(rows, default=0), most))
 
 
 def _depth_of(head: DraftConfig, spec: SpeculationConfig) -> SpeculationConfig:
