@@ -29,8 +29,17 @@ from eyas.engine.attention.latent import PagedLatents
 from eyas.engine.attention.rows import RowLimits
 from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.checkpoint.weights import DummyWeights, WeightPlacement
-from eyas.engine.kernels.experts import combine, grouped, grouped_sweep, grouped_wide, route
-from eyas.engine.kernels.latent import latent_attend, latent_products, latent_rows
+from eyas.engine.kernels.experts import (
+    back_rounded,
+    combine,
+    combine_rounded,
+    grouped,
+    grouped_sweep,
+    grouped_wide,
+    route,
+    scored_rows,
+)
+from eyas.engine.kernels.latent import latent_attend, latent_products, latent_query, latent_rows
 from eyas.engine.kernels.products import blocks, few, single, skinny
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kv.pool import KvPool, PoolShape
@@ -52,14 +61,16 @@ KERNELS = {
         (few, "_few"),
         (single, "_products"),
         (single, "_back"),
+        (back_rounded, "_back_rounded"),
+        (latent_query, "_query"),
     ],
     "norms and kept row": [(latent_rows, "_write")],
     "into latents": [(latent_products, "_absorb")],
     "attention": [(latent_attend, "_attend")],
     "out of latents": [(latent_products, "_values"), (latent_products, "_values_of_row")],
     "rounding": [(blocks, "_quantise")],
-    "router": [(skinny, "linear_kernel")],
-    "sum of experts": [(combine, "_combine")],
+    "router": [(skinny, "linear_kernel"), (scored_rows, "_score")],
+    "sum of experts": [(combine, "_combine"), (combine_rounded, "_combine_rounded")],
 }
 FIXED = {"choice": (route, "choose"), "order": (grouped, "group")}
 """What others read as addresses: in its place stands what it once said."""

@@ -66,10 +66,17 @@ def changed(config: ModelConfig, **changes: Any) -> ModelConfig:
     return replace(config, layers=layers)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
-@pytest.mark.parametrize("powers", [False, True])
-def test_fp8_blocks_are_the_plain_ones(tmp_path: Path, family: str, powers: bool) -> None:
-    more = {"moe_intermediate_size": 128} if family == "qwen3_moe" else {}
+@pytest.mark.parametrize(
+    ("family", "powers", "hidden"),
+    [
+        *((family, powers, 192) for family in ("qwen3", "qwen3_moe") for powers in (False, True)),
+        pytest.param("qwen3_moe", False, 256, id="whole blocks: rows are scored and rounded at once"),
+    ],
+)
+def test_fp8_blocks_are_the_plain_ones(tmp_path: Path, family: str, powers: bool, hidden: int) -> None:
+    more: dict[str, Any] = {"hidden_size": hidden}
+    if family == "qwen3_moe":
+        more["moe_intermediate_size"] = 128
     write_family(tmp_path / "plain", family, std=0.08, **SMALL | BLOCKS | more)
     scales = torch.float8_e8m0fnu if powers else None
     write_fp8(tmp_path / "blocks", tmp_path / "plain", scales)

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from eyas.engine.kernels.experts import combine
+from eyas.engine.checkpoint.fp8 import RowRounding
+from eyas.engine.kernels.experts import back_rounded, combine, combine_rounded
+from eyas.engine.kernels.experts.route import ChosenExperts
+from eyas.engine.kernels.products import rows as row_kernels
+from eyas.engine.kernels.products import single
+from eyas.engine.kernels.products.blocks import widened
+from eyas.engine.kernels.products.rows import NormInput
+from eyas.engine.kernels.products.skinny import ProductLaunch
+from tests.unit.test_kernels_grouped import in_kind
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS, PER_ROW, HIDDEN = 5, 3, 560
@@ -44,3 +54,50 @@ def test_what_is_another_ranks_is_not_added_up() -> None:
     made[~here] = float("nan")
     found = combine.combine_local(made.view(-1, HIDDEN), weights, experts.to(DEVICE))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_are_normed_and_rounded_at_once() -> None:
+    torch.manual_seed(1)
+    hidden = 640
+    made, weights, residual = random(ROWS * PER_ROW, hidden), random(ROWS, PER_ROW), random(ROWS, hidden)
+    norm = NormInput(1e-3, random(hidden), RowRounding("block"))
+    assert combine_rounded.can_round(ROWS, hidden, norm)
+    launch = ProductLaunch.on(DEVICE, pdl=False)
+    whole, rounded = combine_rounded.combine_rounded(made, weights, residual, norm, launch)
+    expected, _ = combine.combine_add(made, weights, None, residual)
+    torch.testing.assert_close(whole, expected, rtol=1e-5, atol=1e-5)
+    before = row_kernels.normed(expected, norm).rounded
+    assert before is not None and not launch.tickets.any()
+    error = (widened(rounded) - widened(before)).norm() / widened(before).norm()
+    assert error < 0.003
+    torch.testing.assert_close(rounded.scales, before.scales, rtol=1e-4, atol=0.0)
+    other = row_kernels.normed(expected, replace(norm, eps=1.0)).rounded
+    assert other is not None and not torch.allclose(rounded.scales, other.scales, rtol=1e-2)
+
+
+@pytest.mark.parametrize("powers", [False, True])
+def test_one_row_comes_back_normed_and_rounded(powers: bool) -> None:
+    """By the products of its experts, of which one is of none."""
+    torch.manual_seed(2)
+    hidden, width, experts = 640, 256, 5
+    kind = "powers" if powers else "blocks"
+    weight = in_kind(torch.randn(experts, hidden, width) / width**0.5, kind)
+    assert weight.rounding is not None
+    taken = torch.tensor([[3, 0, -1, 4, 1]], dtype=torch.int32, device=DEVICE)
+    chosen = ChosenExperts(taken, torch.rand(1, 5, device=DEVICE))
+    inner, residual = random(5, width), random(1, hidden)
+    inner[2] = float("nan")  # nothing has written it
+    norm = NormInput(1e-3, random(hidden), RowRounding("block"))
+    assert back_rounded.can_take(weight, norm)
+    launch = ProductLaunch.on(DEVICE, pdl=False)
+    whole, rounded = back_rounded.back_rounded(inner, weight, chosen, residual, norm, launch)
+    expected = residual + single.back(inner, weight, chosen)
+    torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-4)
+    before = row_kernels.normed(expected, norm).rounded
+    assert before is not None and not launch.tickets.any()
+    error = (widened(rounded) - widened(before)).norm() / widened(before).norm()
+    assert error < 0.01
+    torch.testing.assert_close(rounded.scales, before.scales, rtol=1e-3, atol=0.0)
+    other = ChosenExperts(taken.flip(1), chosen.weights)
+    assert (residual + single.back(inner, weight, other) - whole).abs().max() > 0.1
+    assert not back_rounded.can_take(weight, NormInput(1e-3, norm.gain))

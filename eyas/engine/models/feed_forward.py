@@ -156,6 +156,11 @@ class Mixture(Generic[ProjectionT]):
         if isinstance(gain, torch.Tensor):
             self.norm = row_kernels.NormInput(config.norm_eps, gain, rounding)
 
+    def read_by(self, norm: Norm) -> None:
+        """Names the norm that reads what `add` gives."""
+        reader = norm if isinstance(norm, row_kernels.NormInput) and norm.rounding is not None else None
+        self.part = replace(self.part, out=replace(self.part.out, reader=reader))
+
     def inner(self, residual: Any, ops: Ops[Any, Any, Any]) -> tuple[Any, Any]:
         """The rows that its experts read, and which take which; and the residual."""
         read, residual = ops.norm(residual, self.norm)

@@ -103,9 +103,11 @@ class LatentMixer(Generic[ProjectionT]):
 
     def attend(self, read: Any, layer: int, ops: Ops[Any, Any, Any]) -> torch.Tensor:
         """Keeps the rows -> every head's values, [m, heads * value]."""
-        queries = self.keep(read, layer, ops)
-        if self._second is not None:
-            queries = ops.product_of(queries, self._second)
+        if self._second is None:
+            queries = self.keep(read, layer, ops)
+        else:
+            made = ops.product(read, self._first, self._bias)
+            queries = ops.latent_queries(made, self._part, self._second, layer)
         assert isinstance(queries, torch.Tensor)
         if self._temperatures is not None:
             queries = queries * ops.placed(self._temperatures)[:, None].to(queries.dtype)

@@ -106,7 +106,8 @@ class DecoderLayer(Generic[ProjectionT]):
 
     def read_by(self, norm: row_kernels.NormInput | LayerNorm | None) -> None:
         """Names the norm that reads the residual behind this layer, before the layer is called."""
-        if isinstance(self._feed_forward, GatedFeedForward) and self._tokens is None and self._number is None:
+        behind = self._tokens is not None or self._number is not None
+        if isinstance(self._feed_forward, GatedFeedForward | Mixture) and not behind:
             self._feed_forward.read_by(norm)
 
     @property

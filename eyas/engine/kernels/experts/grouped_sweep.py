@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.experts.grouped_kernels import where
 from eyas.engine.kernels.experts.grouped_task import GroupedTask
 from eyas.engine.kernels.experts.grouped_tiles import SHORT
 from eyas.engine.kernels.experts.grouped_wide import FEWEST, plus, rows_of, values_of
-from eyas.engine.kernels.launch.launching import after_previous, kernel
+from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.sizes import cdiv
 from eyas.engine.kernels.products.skinny import ProductLaunch
 
@@ -41,6 +42,7 @@ def start(task: GroupedTask, launch: ProductLaunch) -> None:
         SPANS=spans,
         STAGES=task.tile.stages,
         PDL=launch.pdl,
+        EARLY=task.tile.rows < FEWEST,  # taller ones come from `grouped_wide`, which lets it at once
         num_warps=task.tile.warps,
         launch_pdl=launch.pdl,
     )
@@ -52,20 +54,31 @@ def _sweep(
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, SCATTER: tl.constexpr,
     BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, MADE: tl.constexpr, TURNED: tl.constexpr,
-    EACH: tl.constexpr, SPANS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    EACH: tl.constexpr, SPANS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks * SPANS): EACH tiles of columns of one block of rows."""
+    """Grid (blocks * SPANS): EACH tiles of columns of one block of rows.
+
+    EARLY: the order is there at once. What makes the rows has waited for it before it let this kernel be
+    launched, as `product_kernel` does.
+    """
     TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
     WIDTH: tl.constexpr = (K + 127) // 128
     TWO: tl.constexpr = K > DEPTH
     NEXT: tl.constexpr = DEPTH // 128  # block of k
     SCALED: tl.constexpr = BLOCKS or CHANNELS
-    after_previous(PDL)
-    count = tl.load(blocks + 3 * most)
+    if PDL:
+        gdc_launch_dependents()
+        if not EARLY:
+            gdc_wait()
+    count = tl.load(blocks + 3 * most, cache_modifier=".cg")
     if tl.program_id(0) >= count * SPANS:
+        if PDL and EARLY:
+            gdc_wait()
         return
     block, span = where(tl.program_id(0), count, SPANS, GROUP)
     expert, _, inside, source, target = rows_of(order, blocks, most, block, ROWS, PER_ROW, SCATTER)
+    if PDL and EARLY:
+        gdc_wait()
     low = values_of(x, source, 0, K, DEPTH)
     high = values_of(x, source, DEPTH, K, DEPTH) if TWO else low
     by_low, by_high = 1.0, 1.0

@@ -174,11 +174,13 @@ def rows_of(
     """A block's expert and first place; and of its ROWS rows: which are there, where each is read and where
     it goes.
     """
-    expert = tl.load(blocks + block)
-    begin, end = tl.load(blocks + most + block), tl.load(blocks + 2 * most + block)
+    # Past L1: others may have written them just now.
+    expert = tl.load(blocks + block, cache_modifier=".cg")
+    begin = tl.load(blocks + most + block, cache_modifier=".cg")
+    end = tl.load(blocks + 2 * most + block, cache_modifier=".cg")
     place = begin + tl.arange(0, ROWS)
     inside = place < end
-    choice = tl.load(order + place, mask=inside, other=0)
+    choice = tl.load(order + place, mask=inside, other=0, cache_modifier=".cg")
     source = choice // PER_ROW if PER_ROW > 0 else place
     target = choice if SCATTER else place
     return expert, begin, inside, tl.where(inside, source, 0).to(tl.int64), target.to(tl.int64)

@@ -88,6 +88,62 @@ def choose(
     return choose_local(logits, Router(spec, correction, shared), None, uniform=uniform, pdl=pdl)
 
 
+@dataclass(frozen=True)
+class ChoicePlan:
+    """How a row's choice follows from its logits: a kernel's compile-time parameters. Experts stand as [rows,
+    side], a group in each row, both filled up. `local`: how many experts are here, if not all are; `width`:
+    of a row of `ExpertCopies.table`, if some have replicas.
+    """
+
+    experts: int
+    per_row: int
+    sigmoid: bool
+    normalised: bool
+    scale: float
+    groups: int
+    topk_groups: int
+    best: int
+    rows: int
+    side: int
+    shared: bool
+    share: bool
+    uniform: bool
+    local: int = 0
+    width: int = 0
+
+    @classmethod
+    def of(cls, router: Router, uniform: bool, local: LocalExperts | None = None) -> ChoicePlan:
+        """The plan of a router."""
+        spec, copies = router.spec, None if local is None else local.copies
+        return cls(
+            experts=spec.experts,
+            per_row=spec.per_row,
+            sigmoid=spec.scores == "sigmoid",
+            normalised=spec.normalised,
+            scale=spec.scale,
+            groups=spec.groups,
+            topk_groups=spec.topk_groups,
+            best=spec.group_best,
+            rows=power_of_2(spec.groups),
+            side=power_of_2(spec.experts // spec.groups),
+            shared=router.shared,
+            share=spec.shared_share,
+            uniform=uniform,
+            local=0 if local is None else len(local.experts),
+            width=0 if copies is None else copies.table.shape[1],
+        )
+
+    @property
+    def taken(self) -> int:
+        """Choices of a row."""
+        return self.per_row + self.shared
+
+    @property
+    def warps(self) -> int:
+        """Of a program, which has one row."""
+        return 1 if self.experts <= 256 else 2
+
+
 def choose_local(
     logits: torch.Tensor,
     router: Router,
@@ -97,69 +153,93 @@ def choose_local(
     pdl: bool = False,
 ) -> ChosenExperts:
     """Chooses as `choose`, where other ranks have other experts."""
-    m, spec, shared = logits.shape[0], router.spec, router.shared
     own, rows = (range(0), range(0)) if local is None else (local.experts, local.rows)
-    copies = None if local is None else local.copies
-    experts = torch.empty(m, spec.per_row + shared, dtype=torch.int32, device=logits.device)
-    weights = torch.empty(m, spec.per_row + shared, dtype=torch.float32, device=logits.device)
-    _choose[(m,)](
-        *(logits, logits.stride(0), router.bias, router.correction, experts, weights),
+    copies, plan = None if local is None else local.copies, ChoicePlan.of(router, uniform, local)
+    chosen = room_for_choices(logits.shape[0], plan, logits)
+    _choose[(logits.shape[0],)](
+        *(logits, logits.stride(0), router.bias, router.correction, chosen.experts, chosen.weights),
         *(None if local is None else local.kv_rows, own.start, rows.start, rows.stop),
         *((None, None) if copies is None else (copies.table, copies.loads)),
-        EXPERTS=spec.experts,
-        LOCAL=len(own),
-        WIDTH=0 if copies is None else copies.table.shape[1],
-        PER_ROW=spec.per_row,
-        SIGMOID=spec.scores == "sigmoid",
-        NORMALISED=spec.normalised,
-        SCALE=spec.scale,
-        GROUPS=spec.groups,
-        TOPK_GROUPS=spec.topk_groups,
-        BEST=spec.group_best,
-        ROWS=power_of_2(spec.groups),
-        SIDE=power_of_2(spec.experts // spec.groups),
-        SHARED=shared,
-        SHARE=spec.shared_share,
-        UNIFORM=uniform,
+        plan,
         PDL=pdl,
-        num_warps=1 if spec.experts <= 256 else 2,
+        num_warps=plan.warps,
         launch_pdl=pdl,
     )
-    return ChosenExperts(experts, weights)
+    return chosen
+
+
+def room_for_choices(m: int, plan: ChoicePlan, like: torch.Tensor) -> ChosenExperts:
+    """Room for what m rows take, on the device of `like`."""
+    experts = torch.empty(m, plan.taken, dtype=torch.int32, device=like.device)
+    return ChosenExperts(experts, torch.empty(m, plan.taken, dtype=torch.float32, device=like.device))
 
 
 @kernel(do_not_specialize=["first", "first_row", "end_row"])
 def _choose(
     logits, stride, bias, correction, experts, weights, kv_rows, first, first_row, end_row, table, loads,
-    EXPERTS: tl.constexpr, LOCAL: tl.constexpr, WIDTH: tl.constexpr, PER_ROW: tl.constexpr,
-    SIGMOID: tl.constexpr, NORMALISED: tl.constexpr, SCALE: tl.constexpr, GROUPS: tl.constexpr,
-    TOPK_GROUPS: tl.constexpr, BEST: tl.constexpr, ROWS: tl.constexpr, SIDE: tl.constexpr,
-    SHARED: tl.constexpr, SHARE: tl.constexpr, UNIFORM: tl.constexpr, PDL: tl.constexpr,
+    plan: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row; its experts stand as [groups, experts of a group], both padded. LOCAL: how many are here, from
-    `first` on, if not all are. WIDTH: of a row of `table`, if some have replicas."""
+    """One row. Of experts that are here the first is `first`."""
     after_previous(PDL)
     row = tl.program_id(0)
-    of_group: tl.constexpr = EXPERTS // GROUPS
-    TAKEN: tl.constexpr = PER_ROW + SHARED
-    group, place = tl.arange(0, ROWS)[:, None], tl.arange(0, SIDE)[None, :]
-    expert = group * of_group + place
-    there = (group < GROUPS) & (place < of_group)
-    logit = tl.load(logits + row.to(tl.int64) * stride + expert, mask=there, other=float("-inf"))
+    expert, there = experts_of(plan)
+    own = logits + row.to(tl.int64) * stride
+    logit = tl.load(own + expert, mask=there, other=float("-inf"))
     if bias is not None:
         logit += tl.load(bias + expert, mask=there, other=0.0)
-    logit = tl.where(there, bounded(logit), logit)
-    scores = _scored(logit, SIGMOID)
+    taken, taken_weights = best_of(tl.where(there, bounded(logit), logit), correction, row, plan)
+    rank = tl.arange(0, 32)
+    routed = rank < plan.per_row
+    if plan.local > 0:
+        taken = _numbers_here(
+            taken, routed, row, kv_rows, first, first_row, end_row, table, loads, plan.local, plan.width
+        )
+    if plan.shared:
+        last = _shared_number(kv_rows, row, first_row, end_row, plan.experts, plan.local)
+        taken = tl.where(rank == plan.per_row, last, taken)
+        share = _share_of(own + plan.experts, plan.share)
+        taken_weights = tl.where(rank == plan.per_row, share, taken_weights)
+    put(experts, weights, row, taken, taken_weights, plan)
+
+
+@triton.jit
+def experts_of(plan: tl.constexpr):
+    """The number of the expert in each place [rows, side], and which places have one."""
+    of_group: tl.constexpr = plan.experts // plan.groups
+    group, place = tl.arange(0, plan.rows)[:, None], tl.arange(0, plan.side)[None, :]
+    return group * of_group + place, (group < plan.groups) & (place < of_group)
+
+
+@triton.jit
+def put(experts, weights, row, taken, taken_weights, plan: tl.constexpr):
+    """Writes what a row takes, [32]."""
+    rank = tl.arange(0, 32)
+    tl.store(experts + row * plan.taken + rank, taken, mask=rank < plan.taken)
+    tl.store(weights + row * plan.taken + rank, taken_weights, mask=rank < plan.taken)
+
+
+@triton.jit
+def best_of(logit, correction, row, plan: tl.constexpr):
+    """The experts that a row takes by its logits [rows, side], best first, int32 [32], and their weights,
+    float32 [32]; where it takes a shared one too, its own stand before that one's.
+    """
+    expert, there = experts_of(plan)
+    EXPERTS: tl.constexpr = plan.experts
+    PER_ROW: tl.constexpr = plan.per_row
+    scores = _scored(logit, plan.sigmoid)
     merit = scores
     if correction is not None:
         merit += tl.load(correction + expert, mask=there, other=0.0)
     open_ = there
-    if TOPK_GROUPS < GROUPS:
-        open_ = there & (_open_groups(merit, there, GROUPS, TOPK_GROUPS, BEST, ROWS, EXPERTS)[:, None] > 0)
+    if plan.topk_groups < plan.groups:
+        groups = _open_groups(
+            merit, there, plan.groups, plan.topk_groups, plan.best, plan.rows, EXPERTS
+        )  # fmt: skip
+        open_ = there & (groups[:, None] > 0)
     offset = 0
-    if UNIFORM:
+    if plan.uniform:
         offset = by_chance(tl.sum(tl.sum(tl.where(expert == 0, logit, 0.0), 1), 0), row) % EXPERTS
-    SLOTS: tl.constexpr = ROWS * SIDE
+    SLOTS: tl.constexpr = plan.rows * plan.side
     ids = tl.reshape(tl.where(there, expert, EXPERTS), (SLOTS,))
     scores = tl.reshape(scores, (SLOTS,))
     left = tl.reshape(tl.where(open_, ranked(merit, expert), CLOSED), (SLOTS,))
@@ -167,28 +247,16 @@ def _choose(
     taken, taken_weights, total = tl.zeros((32,), tl.int32), tl.zeros((32,), tl.float32), 0.0
     for k in tl.static_range(PER_ROW):
         best = tl.minimum(-(tl.max(left) & LAST).to(tl.int32) + LAST, EXPERTS - 1)
-        if UNIFORM:
+        if plan.uniform:
             best = (offset + k * EXPERTS // PER_ROW) % EXPERTS
         left = tl.where(ids == best, CLOSED, left)
         score = tl.sum(tl.where(ids == best, scores, 0.0))
         total += score
         taken_weights = tl.where(rank == k, score, taken_weights)
         taken = tl.where(rank == k, best, taken)
-    routed = rank < PER_ROW
-    if LOCAL > 0:
-        taken = _numbers_here(
-            taken, routed, row, kv_rows, first, first_row, end_row, table, loads, LOCAL, WIDTH
-        )
-    tl.store(experts + row * TAKEN + rank, taken, mask=routed)
-    if NORMALISED:
+    if plan.normalised:
         taken_weights = tl.div_rn(taken_weights, tl.zeros((32,), tl.float32) + (total + TINY))
-    taken_weights *= SCALE
-    if SHARED:
-        last = experts + row * TAKEN + PER_ROW
-        tl.store(last, _shared_number(kv_rows, row, first_row, end_row, EXPERTS, LOCAL))
-        share = _share_of(logits + row.to(tl.int64) * stride + EXPERTS, SHARE)
-        taken_weights = tl.where(rank == PER_ROW, share, taken_weights)
-    tl.store(weights + row * TAKEN + rank, taken_weights, mask=rank < TAKEN)
+    return taken, taken_weights * plan.scale
 
 
 @triton.jit

@@ -23,8 +23,9 @@ _FEW = 16  # rows of a program, where there are no more or parts are added up
 _MANY = 64
 _COLUMNS = 128  # of a program
 _SINGLE = 8  # rows in parts: up to this number each is taken alone
-_PARTS = 8  # of such a row that are added up at a time
-_NARROW, _THIN = 16, 2  # columns and warps of a program that takes such a row
+_NARROW = 16  # columns of a program that takes such a row
+_PARTS, _THIN = (16, 8), (4, 2)  # parts that it adds up at a time, and its warps: of one row or two, of more
+_ALONE = 2
 _PROGRAMS = 128  # fewer than that are cut into narrower ones
 
 
@@ -101,17 +102,18 @@ def _options(exact: bool) -> dict[str, bool]:
 def _single_values(mixed: PartialResults, factor: torch.Tensor, out: torch.Tensor, pdl: bool) -> None:
     """Row by row: all parts of one are read at once."""
     (_, m, heads, latent), width = mixed.parts.shape, factor.shape[1]
-    columns = min(_NARROW, power_of_2(width))
+    columns, more = min(_NARROW, power_of_2(width)), m > _ALONE
     _values_of_row[(heads, m, cdiv(width, columns))](
-        *(mixed.parts, mixed.lses, mixed.counts, factor, out, m, mixed.width),
+        *(mixed.parts, mixed.lses, mixed.counts, factor, out, m, mixed.width, len(mixed.parts)),
         HEADS=heads,
         VALUE=width,
         LATENT=latent,
         MOST=MOST_PARTS,
-        PARTS=_PARTS,
+        PARTS=_PARTS[more],
+        AT_ONCE=not more,
         COLUMNS=columns,
         PDL=pdl,
-        num_warps=_THIN,
+        num_warps=_THIN[more],
         launch_pdl=pdl,
     )
 
@@ -204,7 +206,7 @@ def _values(
     tl.store(at, y.to(out.dtype.element_ty), mask=(row[:, None] < m) & (column[None, :] < VALUE))
 
 
-@kernel(do_not_specialize=["counts", "m", "width"])
+@kernel(do_not_specialize=["counts", "m", "width", "most"])
 def _values_of_row(
     parts,
     lses,
@@ -213,11 +215,13 @@ def _values_of_row(
     out,
     m,
     width,
+    most,
     HEADS: tl.constexpr,
     VALUE: tl.constexpr,
     LATENT: tl.constexpr,
     MOST: tl.constexpr,
     PARTS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -228,14 +232,27 @@ def _values_of_row(
     weight_at = factor + (head * VALUE + column)[:, None] * LATENT + depth[None, :]
     weight = tl.load(weight_at, mask=(column < VALUE)[:, None], other=0.0)
     after_previous(PDL)
-    count = tl.load(counts + row // width)
     place, size = row.to(tl.int64) * HEADS + head, m.to(tl.int64) * HEADS
-    each = tl.arange(0, MOST)
-    lse = tl.load(lses + place + each * size, mask=each < count, other=-1.0e30)
+    each, part = tl.arange(0, MOST), tl.arange(0, PARTS)
+    count = tl.load(counts + row // width)
+    if AT_ONCE:
+        # Asked for before it is known whether they are there: what is not may be anything, and is left out.
+        at = place + part * size
+        x = tl.load(parts + at[:, None] * LATENT + depth[None, :], mask=part[:, None] < most, other=0.0)
+        own = tl.load(lses + at, mask=part < most, other=-1.0e30)
+        lse = tl.load(lses + place + each * size, mask=each < most, other=-1.0e30)
+        lse = tl.where(each < count, lse, -1.0e30)
+    else:
+        lse = tl.load(lses + place + each * size, mask=each < count, other=-1.0e30)
     peak = tl.max(lse)
     total = tl.sum(tl.where(each < count, tl.exp2(lse - peak), 0.0))
     acc = tl.full((LATENT,), 0.0, tl.float32)
-    for first in range(0, count, PARTS):
+    begin = 0
+    if AT_ONCE:
+        weighed = x * tl.exp2(own - peak)[:, None]
+        acc += tl.sum(tl.where(part[:, None] < count, weighed, 0.0), 0)
+        begin = PARTS
+    for first in range(begin, count, PARTS):
         part = first + tl.arange(0, PARTS)
         at = place + part * size
         share = tl.exp2(tl.load(lses + at, mask=part < count, other=-1.0e30) - peak)

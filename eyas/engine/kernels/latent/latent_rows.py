@@ -103,7 +103,9 @@ def _write(
         place = tl.load(kv_rows + row).to(tl.int64)
         angle = tl.load(positions + row).to(tl.int64) * HALF
         stored = pool_row(layer, place, page_stride, PAGE, LATENT + 2 * HALF)
-        _keep(start + QUERIES, stored, place >= 0, latent_gain, cos + angle, sin + angle, eps, LATENT, HALF)
+        keep_row(
+            start + QUERIES, stored, place >= 0, latent_gain, cos + angle, sin + angle, eps, LATENT, HALF
+        )
     elif out is not None:
         of_row = tl.arange(0, BLOCK)
         inside = of_row < QUERIES
@@ -117,7 +119,7 @@ def _write(
 
 
 @triton.jit
-def _keep(source, stored, there, gain, cos, sin, eps, LATENT: tl.constexpr, HALF: tl.constexpr):
+def keep_row(source, stored, there, gain, cos, sin, eps, LATENT: tl.constexpr, HALF: tl.constexpr):
     """One row: its latent, normalised, and its key, rotated."""
     column, half = tl.arange(0, LATENT), tl.arange(0, HALF)
     latent = tl.load(source + column).to(tl.float32)

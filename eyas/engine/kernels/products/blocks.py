@@ -100,6 +100,23 @@ class NormedRows:
         return self.plain if self.rounded is None or rounding != self.rounding else self.rounded
 
 
+@dataclass(frozen=True)
+class RoundedRows:
+    """Rows [m, k] that have passed a norm, and exist as they are rounded by `rounding` alone."""
+
+    rounded: Fp8Rows
+    rounding: RowRounding
+
+    def read_by(self, rounding: RowRounding | None) -> Rows:
+        """The rows for products that round so.
+
+        Raises ValueError for others.
+        """
+        if rounding != self.rounding:
+            raise ValueError(f"rows that are rounded by {self.rounding} are read by {rounding}")
+        return self.rounded
+
+
 Rows = torch.Tensor | Fp8Rows
 """[m, k]; what is not rounded to FP8 yet is, where the weight is in FP8."""
 

@@ -212,12 +212,12 @@ def _products(
             by_row_b = tl.load(scales + expert * N + row + OUTPUTS, mask=there, other=0.0)
     elif scales is not None:
         blocks = scales + (expert * ((N + 127) // 128) + first // 128) * ((K + 127) // 128)
-        by_column_a = _spread(blocks, K, BLOCK)
+        by_column_a = spread(blocks, K, BLOCK)
         if GATED:
-            by_column_b = _spread(blocks + OUTPUTS // 128 * ((K + 127) // 128), K, BLOCK)
+            by_column_b = spread(blocks + OUTPUTS // 128 * ((K + 127) // 128), K, BLOCK)
     if chosen is None:
         after_previous(PDL)
-    values = _row(x, x_scales, 0, K, BLOCK, CHANNELS, ROUNDED)
+    values = row_of(x, x_scales, 0, K, BLOCK, CHANNELS, ROUNDED)
     if SINGLE:
         _finish(
             values, a, b, by_row_a, by_row_b, by_column_a, by_column_b,
@@ -225,7 +225,7 @@ def _products(
         )  # fmt: skip
     else:
         for each in range(m):
-            ahead = _row(
+            ahead = row_of(
                 x, x_scales, tl.minimum(each + 1, m - 1), K, BLOCK, CHANNELS, ROUNDED
             )  # fmt: skip
             _finish(
@@ -248,7 +248,7 @@ def _finish(
 
 
 @triton.jit
-def _row(
+def row_of(
     x, x_scales, row, K: tl.constexpr, BLOCK: tl.constexpr, CHANNELS: tl.constexpr,
     ROUNDED: tl.constexpr,
 ):  # fmt: skip
@@ -261,12 +261,12 @@ def _row(
     elif CHANNELS:
         values *= tl.load(x_scales + row)
     elif x_scales is not None:
-        values *= _spread(x_scales + row * ((K + 127) // 128), K, BLOCK)
+        values *= spread(x_scales + row * ((K + 127) // 128), K, BLOCK)
     return values
 
 
 @triton.jit
-def _spread(scales, K: tl.constexpr, BLOCK: tl.constexpr):
+def spread(scales, K: tl.constexpr, BLOCK: tl.constexpr):
     """A scale for each 128 of K, as one for each of BLOCK."""
     each = tl.arange(0, BLOCK // 128)
     by_block = tl.load(scales + each, mask=each < (K + 127) // 128, other=0.0)
@@ -295,13 +295,13 @@ def _back(
         factor = tl.where(taken, tl.load(shares + choice, cache_modifier=".cg"), 0.0)
         if scales is not None:
             by_block = scales + (expert * ((N + 127) // 128) + first // 128) * WIDTH
-            factor = factor * _spread(by_block, K, BLOCK)
+            factor = factor * spread(by_block, K, BLOCK)
         factors = factors + (factor,)  # type: ignore[assignment]
     if PDL:
         gdc_wait()
     total = tl.zeros((ROWS, BLOCK // 16), tl.float32)
     for choice in tl.static_range(COUNT):
-        values = _row(inner, inner_scales, choice, K, BLOCK, False, "") * factors[choice]
+        values = row_of(inner, inner_scales, choice, K, BLOCK, False, "") * factors[choice]
         values = tl.where(factors[choice] != 0.0, values, 0.0)  # what none chose may be anything
         made = tiles[choice].to(tl.float32) * values[None, :]
         total += tl.sum(tl.reshape(made, (ROWS, BLOCK // 16, 16)), 2)

@@ -168,6 +168,14 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
         """Writes keys and values to the pool's layer, if it has some -> queries [m, heads, dim]."""
         return self.kept(self.product(read, part.projection, part.bias), part, layer)
 
+    def latent_queries(
+        self, made: torch.Tensor, part: LatentPart, second: ProjectionT, layer: int
+    ) -> torch.Tensor:
+        """Writes as `store_latents`, of rows whose queries are a product of their inner row -> queries [m,
+        heads * (plain + rotated)].
+        """
+        return self.product_of(self.store_latents(made, part, layer), second)
+
     def gated_qkv(
         self, read: ReadT, part: QkvPart[ProjectionT], layer: int
     ) -> tuple[torch.Tensor, torch.Tensor]:

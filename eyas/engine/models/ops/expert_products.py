@@ -7,19 +7,19 @@ torch beside the same products.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from eyas.engine.formats.projection import Projection
-from eyas.engine.kernels.experts import one_row, route, route_rows
+from eyas.engine.kernels.experts import one_row, route, route_rows, scored_rows
 from eyas.engine.kernels.experts.one_row import JudgedRow
 from eyas.engine.kernels.experts.route import ChosenExperts, ExpertCopies, LocalExperts, Router
 from eyas.engine.kernels.experts.route_rows import RouterProduct
 from eyas.engine.kernels.experts.row_choice import RowChoice
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import single, skinny
-from eyas.engine.kernels.products.blocks import NormedRows, StoredWeight
+from eyas.engine.kernels.products.blocks import NormedRows, RoundedRows, StoredWeight
 from eyas.engine.kernels.products.skinny import empty_padded
 from eyas.engine.kernels.products.skinny_tiles import Table
 from eyas.engine.layers import routing
@@ -96,6 +96,42 @@ def routed_at_once(
     order = context.products.order_sizes(m * experts.per_row, weights)
     normed, chosen = route_rows.take(source, product, order, context.launch)
     return Routed(NormedRows(normed), chosen)
+
+
+@dataclass(frozen=True)
+class ScoredRoute:
+    """Which experts take the rows, as they read them; and the residual [m, hidden], which is whole."""
+
+    routed: Routed
+    residual: torch.Tensor
+
+
+def routed_rounded(
+    rows: tuple[torch.Tensor, torch.Tensor | None],
+    norm: row_kernels.NormInput,
+    part: RouterPart,
+    experts: ExpertsPart[Projection],
+    step: Forward,
+) -> ScoredRoute | None:
+    """The same of few rows that experts read in FP8, and what the residual [m, hidden] waits for; by
+    two launches, which add, norm and round as well. None where they do not know all of it.
+    """
+    (x, added), context, rounding = rows, step.context, norm.rounding
+    m, hidden = x.shape
+    router = Router(part.spec, part.correction, part.shared, part.bias)
+    plain = part.factors is None and not part.spec.weighs_input and part.spec.scores in KNOWN_SCORES
+    own = experts.beside is None and experts.latent is None and step.everyones is None
+    gated = experts.gated
+    whole = gated.gate is not None and not step.ends_apart(gated.projection)
+    read = rounding is not None and gated.projection.rounding == rounding and whole
+    if not (plain and own and read) or norm.gain is None:
+        return None
+    if not scored_rows.can_score(m, hidden, rounding, router):
+        return None
+    assert rounding is not None
+    scored = scored_rows.score(x, added, norm, part.weight, router, context.launch.pdl)
+    chosen = scored_rows.choose(scored, router, norm.eps, context.uniform_experts)
+    return ScoredRoute(Routed(RoundedRows(scored.rounded, rounding), chosen), scored.residual)
 
 
 def routed_row(
@@ -258,6 +294,7 @@ def made(routed: Routed, part: ExpertsPart[Projection], step: Forward) -> torch.
     if gated.gate is not None and not step.ends_apart(gated.projection):
         inner = products.gate_up(read, gate_up, order, part.per_row, gated.gate, gated.bias)
         return products.down(inner, down, order, out.bias)
+    assert isinstance(routed.rows, NormedRows), "rows whose products end apart are there as they are"
     both = products.each(read, gate_up, order, part.per_row)
     both = step.updated_choices(both, routed.rows.plain, gated.projection, experts)
     inner = gated.activation(_plus(both, gated.bias, experts))

@@ -15,7 +15,7 @@ from eyas.engine.kernels.experts import combine
 from eyas.engine.kernels.experts.one_row import JudgedRow
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import single, single_attention, skinny
-from eyas.engine.kernels.products.blocks import NormedRows, Rows
+from eyas.engine.kernels.products.blocks import NormedRows, RoundedRows, Rows
 from eyas.engine.models.layer import DecoderLayer
 from eyas.engine.models.ops import expert_products
 from eyas.engine.models.ops.device import DeviceOps, Experts
@@ -159,7 +159,7 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
 
     def chosen(
         self, read: SourceRead, router: RouterPart, part: Experts
-    ) -> tuple[NormedRows, Routed | JudgedRow]:
+    ) -> tuple[NormedRows | RoundedRows, Routed | JudgedRow]:
         rows = read.rows
         row = expert_products.judged(rows.x, read.norm, router, part, self.step)
         if row is not None:
@@ -171,7 +171,11 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         return super().chosen(read, router, part) if routed is None else (routed.rows, routed)
 
     def mix(
-        self, residual: NarrowRows, rows: NormedRows, routed: Routed | JudgedRow, part: Experts
+        self,
+        residual: NarrowRows,
+        rows: NormedRows | RoundedRows,
+        routed: Routed | JudgedRow,
+        part: Experts,
     ) -> NarrowRows:
         if isinstance(routed, JudgedRow):
             return NarrowRows(*expert_products.mixed_row(routed, residual.x, part, self.step))

@@ -14,7 +14,7 @@ from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.experts.route import ChosenExperts
 from eyas.engine.kernels.latent.latent_rows import InnerNorms
 from eyas.engine.kernels.products import rows as row_kernels
-from eyas.engine.kernels.products.blocks import NormedRows
+from eyas.engine.kernels.products.blocks import NormedRows, RoundedRows
 from eyas.engine.kernels.products.skinny_tiles import Table
 from eyas.engine.layers.activations import Inner
 from eyas.engine.parallel.expert_places import ExpertPlaces
@@ -108,7 +108,8 @@ class OutPart(Generic[ProjectionT]):
 
     `gain`: of the norm that reads the sum next, if the weights behind it have not got it. `one_way`: in exact
     arithmetic forwards of few rows are no others, so its bits have no pattern to follow. `to_experts`:
-    experts read the sum next, and of one row find its squares themselves.
+    experts read the sum next, and of one row find its squares themselves. `reader`: the norm that reads the
+    sum of experts next, if it rounds.
     """
 
     projection: ProjectionT
@@ -118,6 +119,7 @@ class OutPart(Generic[ProjectionT]):
     one_way: bool = False
     gain: torch.Tensor | None = None
     to_experts: bool = False
+    reader: row_kernels.NormInput | None = None
 
     @property
     def bare(self) -> bool:
@@ -152,7 +154,7 @@ class RouterPart:
 class Routed:
     """Rows, of all ranks if they share experts out, and which experts each of them takes."""
 
-    rows: NormedRows
+    rows: NormedRows | RoundedRows
     chosen: ChosenExperts
 
 
