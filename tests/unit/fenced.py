@@ -28,7 +28,7 @@ def unfenced(ttgir: str) -> Iterator[str]:
     for line in lines:
         if (found := _WRITTEN.search(line)) and found[1] in read:
             passed[line.strip()] = False
-        elif "fence_async_shared" in line:
+        elif "fence_async_shared" in line or "fence.proxy.async" in line:
             yield from (written for written, barrier in passed.items() if barrier)
             passed.clear()
         elif _WITH_BARRIER.search(line):

@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton
 
-from eyas.engine.kernels.products import exact_wide, skinny, updates
+from eyas.engine.kernels.products import exact_wide, grouped_updates, skinny, updates
 from eyas.engine.kernels.products.skinny_tiles import ProductTile
 from tests.unit import tensor_core
 
@@ -59,12 +59,22 @@ def _slots(m: int) -> list[int]:
     return [(row * 7 + row // 3) % len(RANKS) for row in range(m)]
 
 
+def _updates(site: Site, x: torch.Tensor, slots: list[int], *, exact: bool = False) -> skinny.Updates:
+    """As a step makes them."""
+    rows = torch.tensor(slots, dtype=torch.int32, device=DEVICE)
+    if exact or not updates.FEW < len(slots) <= updates.MANY:
+        return updates.shrunk(x, rows, site.numbers, PDL, exact)
+    return grouped_updates.GroupUpdates(x, grouped_updates.AdapterGroups(rows), site.numbers)
+
+
 def _added(site: Site, x: torch.Tensor, slots: list[int], *, exact: bool = False) -> torch.Tensor:
     """What is added to rows of ones."""
-    rows = torch.tensor(slots, dtype=torch.int32, device=DEVICE)
     made = torch.ones(len(slots), site.n, dtype=torch.float32, device=DEVICE)
-    added = updates.shrunk(x, rows, site.numbers, PDL, exact)
-    updates.add(made, added, K, PDL, exact)
+    added = _updates(site, x, slots, exact=exact)
+    if isinstance(added, updates.RowUpdates):
+        updates.add(made, added, K, PDL, exact)
+    else:
+        grouped_updates.add(made, added, PDL)
     return made.cpu() - 1.0
 
 
@@ -74,7 +84,7 @@ def test_rows_get_what_their_own_adapter_adds(dtype: torch.dtype, m: int, parts:
     site, x = Site(dtype, parts, rows), torch.randn(m, K).to(dtype).to(DEVICE)
     slots = [2] if m == 1 else _slots(m)
     expected = site.expected(x, slots)
-    rounded = m > updates.MANY and dtype == torch.float16  # rows times lower factors, for the matrix unit
+    rounded = m > updates.FEW and dtype == torch.float16  # rows times lower factors, for the matrix unit
     added = _added(site, x, slots).double()
     torch.testing.assert_close(added, expected, rtol=2e-5, atol=1e-2 if rounded else 2e-5)
     assert (expected.abs().amax(1) > 0).tolist() == [RANKS[slot] > 0 for slot in slots]
@@ -89,30 +99,44 @@ def test_a_row_has_its_bits_alone() -> None:
         assert torch.equal(alone[0], together[row])
 
 
-@pytest.mark.parametrize("m", [20, 40])
-def test_rows_of_one_adapter_share_what_they_read(monkeypatch: pytest.MonkeyPatch, m: int) -> None:
-    monkeypatch.setattr(updates, "_CHUNK", 32)
+@pytest.mark.parametrize(
+    ("m", "split", "early"),
+    [
+        (20, 1, 64),
+        pytest.param(20, 1, 0, marks=pytest.mark.slow),
+        pytest.param(40, 5, 64, marks=pytest.mark.slow),
+    ],
+)
+def test_a_row_has_its_bits_beside_any_other(
+    monkeypatch: pytest.MonkeyPatch, m: int, split: int, early: int
+) -> None:
+    monkeypatch.setattr(grouped_updates, "_CHUNKS", (32,))
+    monkeypatch.setattr(grouped_updates, "_EARLY", early)
     site = Site(torch.float16, 1, 64)
-    x, weight = (
-        torch.randn(m, K).half().to(DEVICE),
-        torch.zeros(site.n, K, dtype=torch.float16, device=DEVICE),
-    )
+    x, weight = torch.randn(m, K).half().to(DEVICE), torch.zeros(site.n, K).half().to(DEVICE)
+    tile = ProductTile(32, 16, 4, 2, split=split)
+    tiles = {("linear", rows, site.n, K): tile for rows in (32, 64)}
+    launch = replace(skinny.ProductLaunch.on(DEVICE, pdl=PDL), tiles=tiles)
 
     def made(slots: list[int]) -> torch.Tensor:
-        rows = torch.tensor(slots, dtype=torch.int32, device=DEVICE)
-        added = updates.shrunk(x, rows, site.numbers, PDL)
-        assert len(added.shrunk) == (3 if m == 20 else 1)
         out = skinny.empty_padded(m, site.n, like=x)
-        launch = skinny.ProductLaunch.on(DEVICE, pdl=PDL)
-        skinny.linear(skinny.SkinnyInput(x), weight, out, launch, skinny.LinearEnd(updates=added))
+        end = skinny.LinearEnd(updates=_updates(site, x, slots))
+        skinny.linear(skinny.SkinnyInput(x), weight, out, launch, end)
         return out.cpu()
 
     slots = _slots(m)
     together, expected = made(slots), site.expected(x, slots)
-    torch.testing.assert_close(together.double(), expected, rtol=1e-3, atol=1e-3 if m == 20 else 1e-2)
-    torch.testing.assert_close(_added(site, x, slots).double(), expected, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(together.double(), expected, rtol=1e-3, atol=1e-2)
     other = made([slots[row] if row % 5 == 2 else 2 for row in range(m)])
     assert torch.equal(other[2::5], together[2::5]) and not torch.equal(other, together)
+    assert not made([0] * m).any()
+
+
+def test_a_step_has_blank_numbers_as_long_as_products_take_some() -> None:
+    groups = grouped_updates.AdapterGroups(torch.zeros(3, dtype=torch.int32, device=DEVICE))
+    blanks = [groups.blanks(3, 20001) for _ in range(9)]
+    assert all((each == grouped_updates.BLANK.value).all() for each in blanks)
+    assert len({each.data_ptr() for each in blanks}) == 9
 
 
 class Products(Site):
@@ -139,9 +163,8 @@ class Products(Site):
         tile = ProductTile(32, 16, 4, 2, split=split)
         return replace(skinny.ProductLaunch.on(DEVICE, pdl=PDL), tiles={(kind, 16, self.n, K): tile})
 
-    def updates(self, x: torch.Tensor) -> updates.RowUpdates:
-        slots = torch.tensor(self.slots, dtype=torch.int32, device=DEVICE)
-        return updates.shrunk(x, slots, self.numbers, PDL)
+    def updates(self, x: torch.Tensor) -> skinny.Updates:
+        return _updates(self, x, self.slots)
 
     def source(self, rows: slice = slice(None)) -> skinny.SkinnyInput:
         x = self.x[rows].to(DEVICE).contiguous()

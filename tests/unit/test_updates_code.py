@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eyas.engine.kernels.launch.warm import KernelWarmup
-from eyas.engine.kernels.products import skinny, updates
+from eyas.engine.kernels.products import grouped_updates, skinny, updates
 from tests.unit.fenced import unfenced
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -32,18 +32,29 @@ def launches() -> None:
         for m in (1, 20, 40):
             products(m, launch)
         for m in (1, 20, 40, 300):
-            shrunk = updates.shrunk(empty(m, K), empty(m, dtype=torch.int32), site(2, 64), True, exact)
-            updates.add(empty(m, 64), shrunk, K, True, exact)
+            added, made = updates_of(empty(m, K), site(2, 64), exact), empty(m, 64)
+            if isinstance(added, updates.RowUpdates):
+                updates.add(made, added, K, True, exact)
+            else:
+                grouped_updates.add(made, added, True)
+
+
+def updates_of(x: torch.Tensor, numbers: updates.SiteNumbers, exact: bool) -> skinny.Updates:
+    """As a step makes them."""
+    slots = empty(len(x), dtype=torch.int32)
+    if exact or not updates.FEW < len(x) <= updates.MANY:
+        return updates.shrunk(x, slots, numbers, True, exact)
+    return grouped_updates.GroupUpdates(x, grouped_updates.AdapterGroups(slots), numbers)
 
 
 def products(m: int, launch: skinny.ProductLaunch) -> None:
     """The three of few rows."""
 
-    def row_updates(parts: int, n: int) -> updates.RowUpdates:
-        shrunk = empty(8 if m == 20 and not launch.exact else 1, m, parts, 32, dtype=torch.float32)
-        return updates.RowUpdates(shrunk, empty(m, dtype=torch.int32), site(parts, n))
-
     x, sums = skinny.empty_padded(m, K, like=empty(1)), empty(4, skinny.MAX_ROWS, dtype=torch.float32)
+
+    def row_updates(parts: int, n: int) -> skinny.Updates:
+        return updates_of(x, site(parts, n), launch.exact)
+
     source, rows = skinny.SkinnyInput(x, sums, 1e-5), (HEADS + 2 * KV) * DIM
     for parts in (1, 2):
         out = skinny.empty_padded(m, K, like=x)

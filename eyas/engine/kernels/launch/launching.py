@@ -119,3 +119,29 @@ def call_ahead(lines):
     tl.inline_asm_elementwise(
         "{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
     )
+
+
+@triton.jit
+def call_ahead_where(lines, there):
+    """The same of those that are `there`: others need not exist."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred %p; setp.ne.s32 %p, $2, 0; @%p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
+        "=r,l,r",
+        [lines, there.to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def fence_written():
+    """Lets Hopper's matrix unit see what each thread has written to shared memory, behind a barrier."""
+    tl.inline_asm_elementwise(
+        "{ fence.proxy.async.shared::cta; mov.b32 $0, $1; }",
+        "=r,r",
+        [tl.arange(0, 128)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

@@ -26,6 +26,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eyas.engine.kernels.launch.sizes import power_of_2
 from eyas.engine.kernels.products import packed_table
+from eyas.engine.kernels.products.grouped_updates import GroupUpdates
 from eyas.engine.kernels.products.halving import SUM_GROUP
 from eyas.engine.kernels.products.packed import PackedWeight
 from eyas.engine.kernels.products.skinny_kernels import (
@@ -48,6 +49,9 @@ from eyas.engine.kernels.products.skinny_tiles import (
     tile_for,
 )
 from eyas.engine.kernels.products.updates import RowUpdates
+
+Updates = RowUpdates | GroupUpdates
+"""What adapters add to a product."""
 
 MAX_ROWS = SUMS_WIDTH.value
 """Rows of the tallest product, and columns of every tensor of sums."""
@@ -106,7 +110,7 @@ class LinearEnd:
     gain: torch.Tensor | None = None
     gained: torch.Tensor | None = None
     bias: torch.Tensor | None = None
-    updates: RowUpdates | None = None
+    updates: Updates | None = None
 
     def check(self, m: int, plan: ProductPlan) -> None:
         """Raises ValueError for shapes that do not fit."""
@@ -150,7 +154,7 @@ class QkvWeights:
     weight: SkinnyWeight
     bias: torch.Tensor | None = None
     norms: HeadNorms | None = None
-    updates: RowUpdates | None = None
+    updates: Updates | None = None
 
 
 @dataclass(frozen=True)
@@ -207,7 +211,7 @@ def linear(
     end.check(source.x.shape[0], plan)
     plan, updates = _with_updates(plan, end.updates, by_parts=False)
     read = _read(source.x, weight, plan, (1, 1), [plan.columns])
-    ends = (end.residual, end.bias, source.sums, end.sums, end.gain, end.gained, *updates)
+    ends = (end.residual, end.bias, source.sums, end.sums, end.gain, end.gained, updates)
     args = (*read, out, *ends, launch.partials, launch.tickets)
     _start(linear_kernel, plan, (*args, *_counts(source)), launch)
 
@@ -229,7 +233,7 @@ def gated(
     out: torch.Tensor,
     launch: ProductLaunch,
     gelu: bool = False,
-    updates: RowUpdates | None = None,
+    updates: Updates | None = None,
 ) -> None:
     """out [m, inner] = silu(gate) * up in float32, where [gate, up] = source . weight [2 inner, k]^T.
 
@@ -239,7 +243,7 @@ def gated(
     _expect("out", out, source.x.shape[0], plan.n // 2)
     plan, added = _with_updates(plan, updates)
     read = _read(source.x, weight, plan, (1, 2), [plan.half])
-    args = (*read, out, source.sums, *added, launch.partials, launch.tickets)
+    args = (*read, out, source.sums, added, launch.partials, launch.tickets)
     _start(gated_kernel, plan, (*args, *_counts(source)), launch)
 
 
@@ -272,7 +276,7 @@ def qkv_rope(
     plan, updates = _with_updates(plan, qkv.updates)
     read = _read(source.x, weight, plan, (plan.n // dim, 2), [1, 2, plan.half])
     gains = None if norms is None else norms.gains
-    inputs = (*read, qkv.bias, gains, *updates, q_out, kv.layer, rotation.cos, rotation.sin)
+    inputs = (*read, qkv.bias, gains, updates, q_out, kv.layer, rotation.cos, rotation.sin)
     rows = (rotation.positions, kv.rows, source.sums, launch.partials, launch.tickets)
     _start(qkv_rope_kernel, plan, (*inputs, *rows, *_counts(source), heads), launch)
 
@@ -326,21 +330,23 @@ def _plan(
 
 
 def _with_updates(
-    plan: ProductPlan, updates: RowUpdates | None, *, by_parts: bool = True
-) -> tuple[ProductPlan, tuple[torch.Tensor | None, ...]]:
-    """The plan with what adapters add, and the five tensors of that. `by_parts`: a tile has one part."""
+    plan: ProductPlan, updates: Updates | None, *, by_parts: bool = True
+) -> tuple[ProductPlan, tuple[torch.Tensor, ...] | None]:
+    """The plan with what adapters add, and the tensors of that. `by_parts`: a tile has one part."""
     if updates is None:
-        return plan, (None,) * 5
+        return plan, None
     site = updates.site
     plan = replace(
         plan,
         updated=site.parts,
         ranks=site.ranks,
         stride=site.places.stride(0),
-        chunks=updates.shrunk.shape[0],
         mixed=site.parts > 1 and not by_parts,
     )
-    return plan, updates.tensors
+    if isinstance(updates, RowUpdates):
+        return plan, updates.tensors
+    cut = updates.cut(plan.n)
+    return replace(plan, cut=cut), updates.tensors(cut)
 
 
 def _padded(m: int) -> int:
@@ -389,7 +395,7 @@ def _counts(source: SkinnyInput) -> tuple[int, int]:
 
 
 def _start(kernel: Any, plan: ProductPlan, args: tuple[Any, ...], launch: ProductLaunch) -> None:
-    grid = (plan.n // plan.columns, plan.split)
+    grid = (plan.beside + plan.n // plan.columns, plan.split)
     options = {"num_warps": plan.warps, "num_stages": plan.stages, "launch_pdl": plan.pdl}
     if plan.exact:
         options["enable_fp_fusion"] = False

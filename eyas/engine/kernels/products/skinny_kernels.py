@@ -16,6 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from eyas.engine.kernels.launch.launching import call_ahead, kernel
 from eyas.engine.kernels.launch.sizes import cdiv
 from eyas.engine.kernels.products.activation import steepness
+from eyas.engine.kernels.products.grouped_updates import GroupCut
 from eyas.engine.kernels.products.halving import halving_sum, halving_total
 from eyas.engine.kernels.products.packed_steps import (
     by_warps,
@@ -31,18 +32,17 @@ from eyas.engine.kernels.products.rope_store import (
     store_halves,
     store_scaled,
 )
-from eyas.engine.kernels.products.updates import (
-    FACTOR_LINE,
-    GRAIN,
-    TILED,
-    call_uppers,
-    lowers_of,
-    own_factors,
-    updates_of,
-    uppers_of,
-    with_ranks,
-    with_tiles,
+from eyas.engine.kernels.products.skinny_updates import (
+    head_uppers_before,
+    lines_of,
+    lowers_behind,
+    multiply_beside,
+    part_at,
+    updated,
+    updated_head,
+    uppers_before,
 )
+from eyas.engine.kernels.products.updates import GRAIN
 
 SUMS_WIDTH = tl.constexpr(128)
 """Columns of every tensor of sums: the rows of the tallest product."""
@@ -63,8 +63,9 @@ class ProductPlan:
     stretches of k that a program adds up side by side. `group`: columns of each sum of squares that is left.
     `exact`: no sum's order depends on how the product is cut. `form`: of a `PackedWeight`, whose `unit` words
     have `parts` numbers each, and are multiplied by `scaled` columns at a time; "" where there are none.
-    `shares_k`: as of `ProductTile`. `updated`, `ranks`, `stride`, `chunks`: as of `RowUpdates.sizes`, the
-    first of them `PARTS`, where adapters add something. `mixed`: a tile's columns may be of several parts.
+    `shares_k`: as of `ProductTile`. `updated`, `ranks`, `stride`: as of `RowUpdates.sizes`, the first of
+    them `PARTS`, where adapters add something. `cut`: of groups of rows that do (exact: None). `mixed`: a
+    tile's columns may be of several parts.
     """
 
     rows: int
@@ -92,7 +93,7 @@ class ProductPlan:
     updated: int = 0
     ranks: int = 0
     stride: int = 0
-    chunks: int = 1
+    cut: GroupCut | None = None
     mixed: bool = False
 
     @property
@@ -148,14 +149,14 @@ class ProductPlan:
         return self.exact and self.rows == SUMS_WIDTH.value and 0 < self.slots <= _MOST_PARTS
 
     @property
-    def tiled(self) -> bool:
-        """True if what adapters add is multiplied by tiles of rows, by the matrix unit."""
-        return self.rows > TILED.value and not self.exact
+    def beside(self) -> int:
+        """Programs in front of the tiles', for each of `split`, which multiply rows by lower factors."""
+        return 0 if self.cut is None else cdiv(self.cut.programs, self.split)
 
     @property
     def early(self) -> int:
         """Ranks of adapters' upper factors that wait in registers."""
-        return 0 if self.split > 1 or self.mixed or self.tiled else self.late
+        return 0 if self.split > 1 or self.mixed else self.late
 
     @property
     def late(self) -> int:
@@ -199,22 +200,26 @@ class FusedHeads:
 
 @kernel(do_not_specialize=["m", "parts"])
 def linear_kernel(
-    x, weight, weights, scales, beside, out, residual, bias, sums, sums_out, gain, gained, shrunk, slots,
-    numbers, places, part_of, partials, tickets, m, parts, plan: tl.constexpr,
+    x, weight, weights, scales, beside, out, residual, bias, sums, sums_out, gain, gained, updates, partials,
+    tickets, m, parts, plan: tl.constexpr,
 ):  # fmt: skip
     """out [m, n] = normalised x . weight^T, plus `bias` and `residual`; `sums_out`: the squares of its rows,
     by tile; `gained`: its rows times `gain`.
     """
-    tile = tl.program_id(0)
+    if plan.beside > 0:
+        if tl.program_id(0) < plan.beside:
+            multiply_beside(updates, m, plan)
+            return
+    tile = _tile(plan)
     row = tl.arange(0, plan.rows)
     column = tile * plan.columns + tl.arange(0, plan.columns)
     scaled = tile * plan.columns + by_warps(plan)
     first_scales = _first_scales(scales, beside, scaled, plan)
     _call(weight, column, plan)
-    updates, part = (shrunk, slots, numbers, places), _part_at(part_of, column[None, :], plan)
-    uppers = _uppers(updates, row, m, column, tile * plan.columns + _lines(plan.columns), plan)
+    part = part_at(updates, column, plan)
+    uppers = uppers_before(updates, row, m, column, tile * plan.columns + lines_of(plan.columns), plan)
     _wait(plan)
-    lowers = _lowers(updates, uppers, row, m, part, plan)
+    lowers = lowers_behind(updates, uppers, row, m, part, plan)
     squares = _squares(sums, m, parts, plan)
     place = row[:, None] * plan.n + column[None, :]
     if residual is not None:
@@ -232,7 +237,8 @@ def linear_kernel(
     if out.dtype.element_ty != tl.float32:
         y = _rounded(y, x.dtype, plan)
     if plan.updated > 0:
-        y = _updated(y, updates, uppers, lowers, row, m, column, part, x.dtype, plan)
+        y = updated(y, updates, uppers, lowers, row, m, column, part, plan)
+        y = _rounded(y, x.dtype, plan)
     y *= _scale(squares, plan)[:, None]
     if bias is not None:
         y += tl.load(bias + column).to(tl.float32)[None, :]
@@ -253,25 +259,28 @@ def linear_kernel(
 
 @kernel(do_not_specialize=["m", "parts"])
 def gated_kernel(
-    x, weight, weights, scales, beside, out, sums, shrunk, slots, numbers, places, part_of, partials, tickets,
-    m, parts, plan: tl.constexpr,
+    x, weight, weights, scales, beside, out, sums, updates, partials, tickets, m, parts, plan: tl.constexpr,
 ):  # fmt: skip
     """out [m, n / 2] = act(gate) * up; the first half of the weight rows is the gate's."""
+    if plan.beside > 0:
+        if tl.program_id(0) < plan.beside:
+            multiply_beside(updates, m, plan)
+            return
     row = tl.arange(0, plan.rows)
-    first = tl.program_id(0) * plan.half
+    first = _tile(plan) * plan.half
     pair, turn = tl.arange(0, plan.columns), by_warps(plan)
     column = first + pair % plan.half + pair // plan.half * (plan.n // 2)
     scaled = first + turn % plan.half + turn // plan.half * (plan.n // 2)
     first_scales = _first_scales(scales, beside, scaled, plan)
     _call(weight, column, plan)
-    updates, second = (shrunk, slots, numbers, places), first + plan.n // 2
+    second = first + plan.n // 2
     of_gate, of_up = first + tl.arange(0, plan.half), second + tl.arange(0, plan.half)
-    gate_uppers = _uppers(updates, row, m, of_gate, first + _lines(plan.half), plan)
-    up_uppers = _uppers(updates, row, m, of_up, second + _lines(plan.half), plan)
-    gate_part, up_part = _part_at(part_of, first, plan), _part_at(part_of, second, plan)
+    gate_uppers = uppers_before(updates, row, m, of_gate, first + lines_of(plan.half), plan)
+    up_uppers = uppers_before(updates, row, m, of_up, second + lines_of(plan.half), plan)
+    gate_part, up_part = part_at(updates, first, plan), part_at(updates, second, plan)
     _wait(plan)
-    gate_lowers = _lowers(updates, gate_uppers, row, m, gate_part, plan)
-    up_lowers = _lowers(updates, up_uppers, row, m, up_part, plan)
+    gate_lowers = lowers_behind(updates, gate_uppers, row, m, gate_part, plan)
+    up_lowers = lowers_behind(updates, up_uppers, row, m, up_part, plan)
     squares = _squares(sums, m, parts, plan)
     if plan.unit > 0:
         made = _packed_product(x, weights, scales, beside, scaled, 0, first, first_scales, plan)
@@ -288,8 +297,9 @@ def gated_kernel(
     scale = _scale(squares, plan)[:, None]
     gate, up = _rounded(gate, x.dtype, plan), _rounded(up, x.dtype, plan)
     if plan.updated > 0:
-        gate = _updated(gate, updates, gate_uppers, gate_lowers, row, m, of_gate, gate_part, x.dtype, plan)
-        up = _updated(up, updates, up_uppers, up_lowers, row, m, of_up, up_part, x.dtype, plan)
+        gate = updated(gate, updates, gate_uppers, gate_lowers, row, m, of_gate, gate_part, plan)
+        up = updated(up, updates, up_uppers, up_lowers, row, m, of_up, up_part, plan)
+        gate, up = _rounded(gate, x.dtype, plan), _rounded(up, x.dtype, plan)
     gate *= scale
     y = gate * (up * scale) / (1.0 + tl.exp(-steepness(gate, plan.gelu)))
     place = row[:, None] * (plan.n // 2) + (first + tl.arange(0, plan.half))[None, :]
@@ -298,14 +308,18 @@ def gated_kernel(
 
 @kernel(do_not_specialize=["m", "parts"], do_not_specialize_on_alignment=["positions", "kv_rows"])
 def qkv_rope_kernel(
-    x, weight, weights, scales, beside, bias, gains, shrunk, slots, numbers, places, part_of, q_out, pool,
-    cos, sin, positions, kv_rows, sums, partials, tickets, m, parts, heads: tl.constexpr, plan: tl.constexpr,
+    x, weight, weights, scales, beside, bias, gains, updates, q_out, pool, cos, sin, positions, kv_rows, sums,
+    partials, tickets, m, parts, heads: tl.constexpr, plan: tl.constexpr,
 ):  # fmt: skip
     """Queries go to `q_out`, keys and values to the pool's `kv_rows` (-1: nowhere); q and k are rotated."""
     # A tile lies within one head: some elements of its lower half, and their partners in its upper half.
     # Where heads are normalised, or stored with scales, it is all of them.
+    if plan.beside > 0:
+        if tl.program_id(0) < plan.beside:
+            multiply_beside(updates, m, plan)
+            return
     row = tl.arange(0, plan.rows)
-    first = tl.program_id(0) * plan.half
+    first = _tile(plan) * plan.half
     head = first // heads.half
     offset = first % heads.half
     element = offset + tl.arange(0, plan.half)
@@ -315,13 +329,12 @@ def qkv_rope_kernel(
     scaled = lower + turn % plan.half + turn // plan.half * heads.half
     first_scales = _first_scales(scales, beside, scaled, plan)
     _call(weight, column, plan)
-    updates, part = (shrunk, slots, numbers, places), _part_at(part_of, lower, plan)
+    part = part_at(updates, lower, plan)
     HALF: tl.constexpr = plan.half
-    of_low = tl.multiple_of(lower, HALF) + tl.arange(0, HALF)  # apart: neighbours are loaded together
-    low_uppers = _uppers(updates, row, m, of_low, lower + _lines(plan.half), plan)
-    high_uppers = _uppers(updates, row, m, of_low + heads.half, lower + heads.half + _lines(plan.half), plan)
+    low = tl.multiple_of(lower, HALF)
+    uppers = head_uppers_before(updates, row, m, low, heads.half, plan)
     _wait(plan)
-    lowers = _lowers(updates, low_uppers, row, m, part, plan)
+    lowers = lowers_behind(updates, uppers[0], row, m, part, plan)
     position = tl.load(positions + row, mask=row < m, other=0).to(tl.int64)
     kv_row = tl.load(kv_rows + row, mask=row < m, other=-1).to(tl.int64)
     squares = _squares(sums, m, parts, plan)
@@ -341,9 +354,8 @@ def qkv_rope_kernel(
         y = _total(shares, m, plan, plan.split)
     y = _rounded(y, x.dtype, plan)
     if plan.updated > 0:
-        low = _added(updates, low_uppers, lowers, row, m, of_low, part, plan)
-        high = _added(updates, high_uppers, lowers, row, m, of_low + heads.half, part, plan)
-        y = _rounded(y + _in_halves(low, high, plan), x.dtype, plan)
+        y = updated_head(y, updates, uppers, lowers, row, m, low, heads.half, part, plan)
+        y = _rounded(y, x.dtype, plan)
     y *= _scale(squares, plan)[:, None]
     if bias is not None:
         element_bias = tl.load(bias + column)
@@ -377,7 +389,7 @@ def _leave_groups(sums_out, squares, m, plan: tl.constexpr):
     row = tl.arange(0, plan.rows)[:, None]
     group = tl.arange(0, GROUPS)[None, :]
     sums = halving_sum(tl.reshape(squares, (plan.rows * GROUPS, plan.group)))
-    place = sums_out + (tl.program_id(0) * GROUPS + group) * SUMS_WIDTH + row
+    place = sums_out + (_tile(plan) * GROUPS + group) * SUMS_WIDTH + row
     tl.store(place, tl.reshape(sums, (plan.rows, GROUPS)), mask=row < m)
 
 
@@ -412,91 +424,9 @@ def _rounded(y, dtype: tl.constexpr, plan: tl.constexpr):
 
 
 @triton.jit
-def _uppers(updates, row, m, column, lines, plan: tl.constexpr):
-    """Before the wait: where each row's own upper factor is, and its first ranks in these columns. `early` of
-    them wait in registers, the others, of these `lines`, in L2. () where adapters add nothing.
-    """
-    made = ()
-    if plan.updated > 0:
-        own = own_factors(updates, row, m, plan.k, plan.updated, plan.stride)
-        made = (own, uppers_of(updates, own, 0, plan.early, column, plan.n))  # type: ignore[assignment]
-        if plan.pdl and plan.early < GRAIN and tl.program_id(1) == 0:
-            call_uppers(updates, own, lines, plan.n)
-    return made
-
-
-@triton.jit
-def _lines(columns: tl.constexpr):
-    """The first of each line of upper factors in so many columns."""
-    LINES: tl.constexpr = max(columns // FACTOR_LINE, 1)
-    return tl.arange(0, LINES) * FACTOR_LINE
-
-
-@triton.jit
-def _lowers(updates, uppers, row, m, part, plan: tl.constexpr):
-    """Behind the wait: the rows times the first ranks of the lower factors; () where they are to be added up
-    first.
-    """
-    made = ()
-    if plan.updated > 0 and plan.chunks == 1 and not (plan.mixed or plan.tiled):
-        made = lowers_of(updates, uppers[0], 0, row, m, part, plan.updated, plan.ranks, plan.chunks)
-    return made
-
-
-@triton.jit
-def _updated(y, updates, uppers, lowers, row, m, column, part, dtype: tl.constexpr, plan: tl.constexpr):
-    """A product plus what adapters add to it, before the rows' norm scales both."""
-    if plan.mixed and not plan.tiled:
-        added = updates_of(
-            updates, row, m, column, part, plan.k, plan.n, plan.updated, plan.ranks, plan.stride, plan.chunks
-        )
-    else:
-        added = _added(updates, uppers, lowers, row, m, column, part, plan)
-    return _rounded(y + added, dtype, plan)
-
-
-@triton.jit
-def _added(updates, uppers, lowers, row, m, column, part, plan: tl.constexpr):
-    """What adapters add to columns: float32 [rows, columns]. `part`: as of `updates_of`."""
-    sums = tl.zeros((row.shape[0], column.shape[0]), tl.float32)
-    if plan.tiled:
-        parts = tl.reshape(tl.zeros((1, column.shape[0]), tl.int32) + part, (column.shape[0],))
-        sums = with_tiles(
-            sums, updates, row, m, column, parts, plan.k, plan.n, plan.updated, plan.ranks, plan.stride
-        )
-    else:
-        sums = _by_ranks(sums, updates, uppers, lowers, row, m, column, part, plan)
-    return sums
-
-
-@triton.jit
-def _by_ranks(sums, updates, uppers, lowers, row, m, column, part, plan: tl.constexpr):
-    """The sums plus what adapters add to columns of one part, rank by rank."""
-    rank, upper = uppers[0]
-    own = (tl.where(row < m, rank, 0), upper)
-    if plan.chunks > 1:
-        lowers = lowers_of(updates, own, 0, row, m, part, plan.updated, plan.ranks, plan.chunks)
-    sums = with_ranks(sums, updates, own, 0, lowers, uppers[1], column, plan.early, plan.late, plan.n)
-    if plan.ranks > GRAIN:
-        for first in range(GRAIN, tl.max(own[0]), GRAIN):
-            more = lowers_of(updates, own, first, row, m, part, plan.updated, plan.ranks, plan.chunks)
-            sums = with_ranks(sums, updates, own, first, more, (), column, 0, plan.late, plan.n)
-    return sums
-
-
-@triton.jit
-def _in_halves(low, high, plan: tl.constexpr):
-    """A tile [rows, columns] of its first half of columns, and the other."""
-    return tl.reshape(tl.permute(tl.join(low, high), (0, 2, 1)), (plan.rows, plan.columns))
-
-
-@triton.jit
-def _part_at(part_of, column, plan: tl.constexpr):
-    """The part of a column, which a tile's others may have too, or of each of some columns."""
-    part = 0
-    if plan.updated > 1:
-        part = tl.load(part_of + column)
-    return part
+def _tile(plan: tl.constexpr):
+    """The number of a program's tile."""
+    return tl.program_id(0) - plan.beside
 
 
 @triton.jit
@@ -537,7 +467,7 @@ def _wait(plan: tl.constexpr):
 @triton.jit
 def _product(x, weights, plan: tl.constexpr):
     """This program's share of x . weight^T, float32 [rows, columns]."""
-    first = tl.program_id(0) * plan.columns
+    first = _tile(plan) * plan.columns
     start = tl.program_id(1) * plan.chunk
     acc = tl.full((plan.columns, plan.rows), 0.0, tl.float32)
     if plan.folds == 1:
@@ -645,7 +575,7 @@ def _halves(y, plan: tl.constexpr):
 def _shares(partials, column, plan: tl.constexpr):
     """The place where the first program of this tile leaves its share of these columns, [rows, columns]."""
     row = tl.arange(0, plan.rows)[:, None]
-    tile = tl.program_id(0) * plan.split * (plan.rows * plan.columns)
+    tile = _tile(plan) * plan.split * (plan.rows * plan.columns)
     return partials + tile + row * plan.columns + column[None, :]
 
 
@@ -659,7 +589,7 @@ def _leave(shares, share, m, plan: tl.constexpr):
 def _finisher(tickets, m, plan: tl.constexpr):
     """m for the last of a tile's programs to arrive, 0 for the others."""
     tl.debug_barrier()  # one thread takes the ticket, for the stores of all
-    tile = tl.program_id(0)
+    tile = _tile(plan)
     last = tl.atomic_add(tickets + tile, 1, sem="acq_rel") == plan.split - 1
     tl.store(tickets + tile, 0, mask=last)
     return tl.where(last, m, 0)

@@ -1,10 +1,10 @@
 """What adapters add to products: for each row x, B (A x) with the factors of the row's own adapter.
 
-`shrunk` multiplies rows by the lower factors, in a kernel before a product; the end of the product adds the
-upper factors times that (`with_ranks`), or `add` does where the product is a library's. Each row reads its
-own adapter's factors and adds up in an order of its own, so its bits do not depend on what other rows have.
-In fast arithmetic rows of one adapter share what they read (`_shrink_shared`), and many rows are multiplied
-by tiles (`_shrink_tiles`, `with_tiles`).
+Here rows are multiplied by the lower factors in a kernel before a product (`shrunk`); the end of the product
+adds the upper factors times that (`with_ranks`), or `add` does where the product is a library's. Each row
+reads its own adapter's factors and adds up in an order of its own, so its bits do not depend on what other
+rows have. In fast arithmetic more rows than a few are groups (`grouped_updates`), and many are multiplied
+by tiles (`_shrink_tiles`, `_with_tiles`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,11 @@ from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
 
 MANY = 128
 """From more rows on tiles of them share the factors that they read."""
-TILED = tl.constexpr(32)
-"""From more rows on a product adds by tiles of them."""
-_FEW = 4  # rows, of which each product has a program for each row of the lower factor
+FEW = 4
+"""Rows of which a program multiplies one by a row of the lower factor, and no groups are made."""
 _FOUR_WARPS = 8192  # columns of that at most
-_EACH = 4  # rows of the lower factor of a program in exact arithmetic, and in 32 bits
+_EACH = 4  # rows of the lower factor of a program in exact arithmetic, and where rows are not grouped
 _COLUMNS, _TILE, _DEPTH = 1024, 64, 64
-_CHUNK, _CHUNKS = 256, 28  # of k: columns of one, and how many at most, where rows share factors
-_BLOCK, _TURNS = 16, 16  # rows that share them, and programs that divide the slots of these
 FACTOR_LINE = tl.constexpr(64)
 """Elements of two bytes in a line of memory."""
 _ADD_ROWS, _ADD_COLUMNS = 16, 128
@@ -61,8 +58,8 @@ class SiteNumbers:
 
 @dataclass(frozen=True)
 class RowUpdates:
-    """Rows times their lower factors, float32 [chunks, m, parts, ranks], as far as the rank goes, to be added
-    up over chunks of k; and the slot of each row, int32 [m].
+    """Rows times their lower factors, float32 [m, parts, ranks], as far as the rank goes; and the slot of
+    each row, int32 [m].
     """
 
     shrunk: torch.Tensor
@@ -75,11 +72,6 @@ class RowUpdates:
         return self.site.numbers.dtype
 
     @property
-    def sizes(self) -> dict[str, int]:
-        """Compile-time parameters of kernels that add them."""
-        return self.site.sizes | {"CHUNKS": self.shrunk.shape[0]}
-
-    @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """For kernels that add them."""
         return self.shrunk, self.slots, self.site.numbers, self.site.places, self.site.part_of
@@ -90,20 +82,13 @@ def shrunk(
 ) -> RowUpdates:
     """Rows x [m, k], contiguous, times the lower factors of their slots int32 [m]."""
     m, k = x.shape
-    shared = _FEW < m <= TILED.value and not exact and x.element_size() == 2
-    chunk = cdiv(cdiv(k, _CHUNKS), _CHUNK) * _CHUNK if shared else k
-    out = x.new_empty(cdiv(k, chunk), m, site.parts, site.ranks, dtype=torch.float32)
+    out = x.new_empty(m, site.parts, site.ranks, dtype=torch.float32)
     args, sizes = (x, out, slots, site.numbers, site.places), {"K": k} | site.sizes
     options = {"num_warps": 4, "launch_pdl": pdl, "enable_fp_fusion": not exact}
     if m > MANY and not exact:
         tile = {"ROWS": _TILE, "DEPTH": min(_DEPTH, power_of_2(k)), "PDL": pdl}
         _shrink_tiles[cdiv(m, _TILE), site.parts](*args, m, **sizes, **tile, **options)
-    elif shared:
-        lines = power_of_2(cdiv(chunk, FACTOR_LINE.value))
-        tile = {"ROWS": _BLOCK, "TURNS": _TURNS, "CHUNK": chunk, "DEPTH": _CHUNK, "LINES": lines, "PDL": pdl}
-        grid = site.parts * out.shape[0], cdiv(m, _BLOCK) * _TURNS
-        _shrink_shared[grid](*args, m, **sizes, **tile, **options, num_stages=1)
-    elif m <= _FEW and not exact:
+    elif m <= FEW and not exact:
         options["num_warps"] = 4 if k <= _FOUR_WARPS else 8
         tile = {"COLUMNS": power_of_2(k), "PDL": pdl}
         _shrink_few[site.parts * site.ranks, m](*args, **sizes, **tile, **options)
@@ -121,7 +106,7 @@ def add(made: torch.Tensor, updates: RowUpdates, k: int, pdl: bool = False, exac
     tiles = m > MANY and not exact and columns >= GRAIN.value
     rows = _TILE if tiles else _ADD_ROWS
     tile = {"ROWS": rows, "COLUMNS": columns, "TILES": tiles, "PDL": pdl}
-    sizes = {"K": k, "N": n} | updates.sizes
+    sizes = {"K": k, "N": n} | updates.site.sizes
     options = {"num_warps": 4, "launch_pdl": pdl, "enable_fp_fusion": not exact}
     grid = (cdiv(m, rows), n // columns)
     _add[grid](made, *updates.tensors, m, **sizes, **tile, **options)
@@ -147,54 +132,6 @@ def _shrink_few(
     read = tl.load(x + row * K + column, mask=inside, other=0.0)
     total = tl.sum(read.to(tl.float32) * number.to(tl.float32), 0)
     tl.store(out + (row * PARTS + part) * RANKS + first, total, mask=there)
-
-
-@kernel(do_not_specialize=["m"])
-def _shrink_shared(
-    x, out, slots, numbers, places, m,
-    K: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, STRIDE: tl.constexpr,
-    ROWS: tl.constexpr, TURNS: tl.constexpr, CHUNK: tl.constexpr, DEPTH: tl.constexpr, LINES: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """A chunk of k of the rows of a block that have one slot times a part's lower factor, for those of every
-    TURNS-th row that no earlier row of the block has.
-    """
-    part, begin = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS * CHUNK
-    block, first_row = tl.program_id(1) // TURNS * ROWS, tl.program_id(1) % TURNS
-    row = block + tl.arange(0, ROWS)
-    own = tl.load(slots + row, mask=row < m, other=0)
-    if PDL:
-        for leader in tl.static_range(0, ROWS, TURNS):
-            slot, leads = _led(slots, own, row, block + first_row + leader, m)
-            if leads:
-                rank, factor = _lower(numbers, places, slot, part, K, STRIDE)
-                line = tl.minimum(begin + tl.arange(0, LINES) * FACTOR_LINE, K - 1)
-                call_ahead(factor + tl.arange(0, GRAIN)[:, None] * K + line[None, :])
-    after_previous(PDL)
-    of_factor = tl.arange(0, GRAIN)
-    for leader in range(first_row, ROWS, TURNS):
-        slot, leads = _led(slots, own, row, block + leader, m)
-        if leads:
-            rank, factor = _lower(numbers, places, slot, part, K, STRIDE)
-            mine = (own == slot)[:, None]
-            for first in range(0, rank, GRAIN):
-                made = tl.zeros((ROWS, GRAIN), tl.float32)
-                for at in range(begin, begin + CHUNK, DEPTH):
-                    column = at + tl.arange(0, DEPTH)
-                    inside = (column < begin + CHUNK) & (column < K)
-                    here = x + row.to(tl.int64)[:, None] * K + column[None, :]
-                    read = tl.load(here, mask=mine & inside[None, :], other=0.0)
-                    number = factor + (first + of_factor)[None, :] * K + column[:, None]
-                    made = tl.dot(read, tl.load(number, mask=inside[:, None], other=0.0), made)
-                place = ((begin // CHUNK * m + row)[:, None] * PARTS + part) * RANKS
-                tl.store(out + place + (first + of_factor)[None, :], made, mask=mine)
-
-
-@triton.jit
-def _led(slots, own, row, leader, m):
-    """The slot of a row, and whether it has an adapter and no earlier one of these rows has it."""
-    slot = tl.load(slots + leader, mask=leader < m, other=0)
-    return slot, (slot > 0) & (tl.max(tl.where((own == slot) & (row < leader), 1, 0)) == 0)
 
 
 @triton.jit
@@ -268,7 +205,7 @@ def _shrink_tiles(
 def _add(
     made, shrunk, slots, numbers, places, part_of, m,
     K: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, STRIDE: tl.constexpr,
-    CHUNKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     after_previous(PDL)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -278,19 +215,19 @@ def _add(
     part, updates = tl.load(part_of + column), (shrunk, slots, numbers, places)
     y = tl.load(place, mask=here, other=0.0).to(tl.float32)
     if TILES:
-        y = with_tiles(y, updates, row, m, column, part, K, N, PARTS, RANKS, STRIDE)
+        y = _with_tiles(y, updates, row, m, column, part, K, N, PARTS, RANKS, STRIDE)
     else:
-        y += updates_of(updates, row, m, column, part[None, :], K, N, PARTS, RANKS, STRIDE, CHUNKS)
+        y += updates_of(updates, row, m, column, part[None, :], K, N, PARTS, RANKS, STRIDE)
     tl.store(place, y.to(made.dtype.element_ty), mask=here)
 
 
 @triton.jit
-def with_tiles(
+def _with_tiles(
     y, updates, row, m, column, part,
     K: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
     """y plus what `updates_of` has, by a product for each slot that any of the rows has, and each part of
-    the columns: `part`, of each column. Rows are not over chunks.
+    the columns: `part`, of each column.
     """
     shrunk, slots, numbers, places = updates
     ranks, own = tl.arange(0, GRAIN), tl.load(slots + row, mask=row < m, other=0)
@@ -314,20 +251,19 @@ def with_tiles(
 def updates_of(
     updates, row, m, column, part,
     K: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, STRIDE: tl.constexpr,
-    CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """What adapters add to columns `column` of the product's `row`s, those below m: float32 [rows, columns].
 
     `part`: of the columns, one for all, or [1, columns]; of `PARTS`.
     """
-    shrunk, _, numbers, _ = updates
+    shrunk, numbers = updates[0], updates[2]
     rank, upper = own_factors(updates, row, m, K, PARTS, STRIDE)
     lower = shrunk + (row.to(tl.int64)[:, None] * PARTS + part) * RANKS
     sums = tl.zeros((row.shape[0], column.shape[0]), tl.float32)
     for first in range(0, tl.max(rank), GRAIN):
         there = (first < rank)[:, None]
         for turn in tl.static_range(GRAIN):
-            times = _over_chunks(lower + first + turn, m * (PARTS * RANKS), there, CHUNKS)
+            times = tl.load(lower + first + turn, mask=there, other=0.0)
             at = tl.multiple_of(upper, 16)[:, None] + (first + turn) * N + column[None, :]
             number = tl.load(numbers + at, mask=there, other=0.0)
             sums += times * number.to(tl.float32)
@@ -342,7 +278,7 @@ def own_factors(updates, row, m, K: tl.constexpr, PARTS: tl.constexpr, STRIDE: t
     """Of each row's own adapter the rank, int32, and where its upper factor begins, int64. No rank: it has
     none, or is not below m.
     """
-    _, slots, _, places = updates
+    slots, places = updates[1], updates[3]
     slot = tl.load(slots + row, mask=row < m, other=0)
     entry = places + slot.to(tl.int64) * STRIDE
     rank = tl.where(slot > 0, tl.load(entry + 1), 0).to(tl.int32)
@@ -361,7 +297,7 @@ def uppers_of(updates, own, first, COUNT: tl.constexpr, column, N: tl.constexpr)
 
 
 @triton.jit
-def call_uppers(updates, own, lines, N: tl.constexpr):
+def call_own(updates, own, lines, N: tl.constexpr):
     """Calls the first ranks of the rows' upper factors into L2. `lines`: a column of each."""
     rank, upper = own
     if tl.max(rank) > 0:
@@ -370,23 +306,10 @@ def call_uppers(updates, own, lines, N: tl.constexpr):
 
 
 @triton.jit
-def lowers_of(
-    updates, own, first, row, m, part,
-    PARTS: tl.constexpr, RANKS: tl.constexpr, CHUNKS: tl.constexpr,
-):  # fmt: skip
+def lowers_of(updates, own, first, row, m, part, PARTS: tl.constexpr, RANKS: tl.constexpr):
     """The rows, m in all, times GRAIN ranks of a part's lower factors: [rows, GRAIN]."""
     lower = updates[0] + (row.to(tl.int64)[:, None] * PARTS + part) * RANKS
-    lower += first + tl.arange(0, GRAIN)[None, :]
-    return _over_chunks(lower, m * (PARTS * RANKS), (first < own[0])[:, None], CHUNKS)
-
-
-@triton.jit
-def _over_chunks(lower, apart, there, CHUNKS: tl.constexpr):
-    """The sum over chunks of k, in their order."""
-    total = tl.load(lower, mask=there, other=0.0)
-    for chunk in tl.static_range(1, CHUNKS):
-        total += tl.load(lower + chunk * apart, mask=there, other=0.0)
-    return total
+    return tl.load(lower + first + tl.arange(0, GRAIN)[None, :], mask=(first < own[0])[:, None], other=0.0)
 
 
 @triton.jit

@@ -88,7 +88,7 @@ class DeviceMachine(Machine[Projection]):
     def ops(
         self, rows: ForwardRows, pool: KvPool, eps: float, few_rows: int = 0, *, whole: bool = True
     ) -> DeviceOps[Any, Any]:
-        step = Forward.of(rows, self.context) if whole else Forward(rows, self.context)
+        step = Forward.of(rows, self.context, whole=whole)
         if rows.count <= few_rows:
             return FewRows(step, pool, eps)
         if not self.context.launch.exact:

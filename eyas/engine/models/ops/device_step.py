@@ -20,10 +20,9 @@ from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_tiles import Table, measured
-from eyas.engine.kernels.products import exact_wide, skinny, vendor
+from eyas.engine.kernels.products import exact_wide, grouped_updates, skinny, updates, vendor
 from eyas.engine.kernels.products.blocks import NormedRows, widened
 from eyas.engine.kernels.products.blocks import Rows as ProductRows
-from eyas.engine.kernels.products.updates import RowUpdates, add, shrunk
 from eyas.engine.layers.rotary import Angles
 from eyas.engine.layers.rotary import tables as rotary_tables
 from eyas.engine.parallel.group import ProcessGroup
@@ -91,20 +90,25 @@ class LayerContext:
 @dataclass(frozen=True)
 class Forward:
     """State that every layer of one forward shares. `everyones`: the `kv_rows` of all sharers, rank after
-    rank."""
+    rank. `groups`: of rows with one adapter, where products multiply those.
+    """
 
     rows: ForwardRows
     context: LayerContext
     everyones: torch.Tensor | None = None
+    groups: grouped_updates.AdapterGroups | None = None
 
     @classmethod
-    def of(cls, rows: ForwardRows, context: LayerContext) -> Forward:
-        """A forward of these rows; of several sharers each has as many."""
-        if context.sharers.ranks == 1:
+    def of(cls, rows: ForwardRows, context: LayerContext, *, whole: bool = True) -> Forward:
+        """A forward of these rows; of several sharers each has as many, unless it is not `whole`."""
+        grouped = updates.FEW < rows.count <= grouped_updates.MOST.value and not context.launch.exact
+        if rows.adapters is not None and grouped:
+            return cls(rows, context, groups=grouped_updates.AdapterGroups(rows.adapters))
+        if context.sharers.ranks == 1 or not whole:
             return cls(rows, context)
         padding = ProcessGroup.exchanged(rows.count) - rows.count
-        whole = torch.nn.functional.pad(rows.kv_rows, (0, padding), value=-1).contiguous()
-        every = context.sharers.gather(whole)[:, : rows.count]
+        padded = torch.nn.functional.pad(rows.kv_rows, (0, padding), value=-1).contiguous()
+        every = context.sharers.gather(padded)[:, : rows.count]
         return cls(rows, context, every.contiguous().view(-1))
 
     def rotation(self, spec: AttentionSpec) -> skinny.RotaryInput:
@@ -116,10 +120,10 @@ class Forward:
     ) -> torch.Tensor:
         """x [m, k] . weight [n, k]^T + bias -> [m, n], for any number of rows."""
         read = x.read_by(weight.rounding) if isinstance(x, NormedRows) else x
-        updates = self.updates(x, weight)
-        if updates is None:
+        added = self.updates(x, weight)
+        if added is None:
             return weight.apply(read, self.context.products, bias)
-        made = self._updated(weight.apply(read, self.context.products), weight, updates)
+        made = self._updated(weight.apply(read, self.context.products), weight, added)
         return made if bias is None else made.add_(bias)
 
     def updates_any(self, weight: Projection) -> bool:
@@ -133,18 +137,23 @@ class Forward:
         exact = self.context.launch.exact and isinstance(weight, AdaptedProjection)
         return exact or self.updates_any(weight)
 
-    def updates(self, x: ProductRows | NormedRows, weight: Projection) -> RowUpdates | None:
+    def updates(self, x: ProductRows | NormedRows, weight: Projection) -> skinny.Updates | None:
         """What adapters add to the product of rows x [m, k]; None: no row of the step has one."""
         if self.rows.adapters is None or not isinstance(weight, AdaptedProjection):
             return None
         assert weight.numbers is not None
         launch, read = self.context.launch, x.plain if isinstance(x, NormedRows) else widened(x)
-        return shrunk(read, self.rows.adapters, weight.numbers, launch.pdl, launch.exact)
+        if self.groups is not None:
+            return grouped_updates.GroupUpdates(read, self.groups, weight.numbers)
+        return updates.shrunk(read, self.rows.adapters, weight.numbers, launch.pdl, launch.exact)
 
-    def _updated(self, made: torch.Tensor, weight: Projection, updates: RowUpdates) -> torch.Tensor:
+    def _updated(self, made: torch.Tensor, weight: Projection, added: skinny.Updates) -> torch.Tensor:
         """A product with what adapters add to it, in its place."""
         launch = self.context.launch
-        add(made, updates, weight.shape[1], launch.pdl, launch.exact)
+        if isinstance(added, updates.RowUpdates):
+            updates.add(made, added, weight.shape[1], launch.pdl, launch.exact)
+        else:
+            grouped_updates.add(made, added, launch.pdl)
         return made
 
     def updated_choices(
@@ -161,7 +170,8 @@ class Forward:
         # Their updates are read as those of rows of so many adapters. Nothing is launched early: their places
         # are no kernel's of ours.
         places = weight.places_of(self.rows.adapters, experts)
-        add(made, shrunk(every, places, weight.numbers, exact=exact), k, exact=exact)
+        added = updates.shrunk(every, places, weight.numbers, exact=exact)
+        updates.add(made, added, k, exact=exact)
         return made
 
     def exact_product(
@@ -177,10 +187,10 @@ class Forward:
         self, x: ProductRows, weight: Projection, kind: str = "linear", span: int = 0
     ) -> torch.Tensor:
         """The same, as `exact_wide.shares` gives it: for those who add up stretches."""
-        made, updates = weight.exact_shares(x, self.context.products, kind, span), self.updates(x, weight)
-        if updates is None:
+        made, added = weight.exact_shares(x, self.context.products, kind, span), self.updates(x, weight)
+        if added is None:
             return made
-        return self._updated(exact_wide.total(made, updates.dtype), weight, updates)
+        return self._updated(exact_wide.total(made, added.site.numbers.dtype), weight, added)
 
 
 def product_float32(
