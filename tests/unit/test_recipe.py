@@ -120,7 +120,7 @@ compile_all(own, 1)
 print(json.dumps(sorted({variant.args[0].__name__ for variant in (found if draft else own)})))
 """
 PLAIN = {"_gather", "_prepare", "_attend", "_attend_chunks", "_peaks", "_settle", "_draw", "_verdict"}
-PLAIN |= {"_land", "_mask", "_process", "_report"}
+PLAIN |= {"_land", "_mask", "_process", "_report", "_add_parts"}
 PLAIN |= {"_norm", "_rope_write", "_act_mul", "qkv_rope_kernel", "_qkv_rope", "linear_kernel", "gated_kernel"}
 DRAFTED = PLAIN | {"_put", "_join", "_gather_path", "_look_up", "_draft_forced"}
 SPECULATION = {
