@@ -196,8 +196,8 @@ class _NormOfAll(TorchOps):
 
 
 def _norm_of_all(mixer: LatentMixer[Any]) -> None:
-    keep = mixer.keep
-    mixer.keep = lambda read, layer, ops: keep(read, layer, _NormOfAll(ops.step, ops.eps))  # type: ignore[method-assign]
+    attend = mixer.attend
+    mixer.attend = lambda read, layer, ops: attend(read, layer, _NormOfAll(ops.step, ops.eps))  # type: ignore[method-assign]
 
 
 def _no_query_norm(mixer: LatentMixer[Any]) -> None:
