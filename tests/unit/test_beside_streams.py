@@ -27,7 +27,7 @@ from eyas.engine.scheduling.beside_streams import (
 )
 from tests.unit.engine_rig import Rig, request
 
-BUCKETS = GraphBuckets(1, 32, (8, 48, 64), (8, 48, 64), 3072, 512)
+BUCKETS = GraphBuckets(1, 32, (8, 32, 48, 64), (8, 32, 48, 64), 3072, 512)
 H200 = MixedTimes(  # of an 8B in bf16, keys of small chunks cut into parts
     PiecewiseCurve(((1, 4.0), (8, 4.1), (48, 4.8), (64, 4.9))),
     PiecewiseCurve(((8, 4.1), (128, 5.5), (192, 6.3), (256, 6.8), (320, 8.1), (384, 9.3), (512, 11.5))),
