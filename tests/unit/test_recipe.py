@@ -120,7 +120,7 @@ compile_all(own, 1)
 print(json.dumps(sorted({variant.args[0].__name__ for variant in (found if draft else own)})))
 """
 PLAIN = {"_gather", "_prepare", "_attend", "_attend_chunks", "_peaks", "_settle", "_draw", "_verdict"}
-PLAIN |= {"_land", "_mask", "_process", "_report", "_add_parts"}
+PLAIN |= {"_land", "_mask", "_process", "_report"}
 PLAIN |= {"_norm", "_rope_write", "_act_mul", "qkv_rope_kernel", "_qkv_rope", "linear_kernel", "gated_kernel"}
 DRAFTED = PLAIN | {"_put", "_join", "_gather_path", "_look_up", "_draft_forced"}
 SPECULATION = {
@@ -153,7 +153,7 @@ def test_all_kernels_are_found_and_compile(tmp_path: Path, cache: Path, rounds: 
     spec, kernels = SPECULATION[rounds]
     compiled = ["_norm", *OWN[rounds]]
     found = _recorded(tmp_path, spec, compiled, drafted=rounds not in ("plain", "ngram"))
-    assert set(found) == kernels
+    assert set(found) == kernels | {"_add_parts"}  # few tiles of a long prompt
     assert len(list(cache.rglob("*.cubin"))) == sum(found[name] for name in compiled)
 
 
@@ -163,7 +163,7 @@ def test_a_head_without_norms_has_its_kernels(tmp_path: Path, cache: Path) -> No
     head = write_tiny_eagle(tmp_path / "head", model, layers=2)
     spec, kernels = SPECULATION["chain"]
     found = _told(RECORD.replace("SPEC", str(spec)), json.dumps([str(model), str(head), ["_join"], {}]))
-    assert set(found) == kernels
+    assert set(found) == kernels | {"_add_parts"}  # few tiles of a long prompt
     assert len(list(cache.rglob("_join.cubin"))) == found["_join"]
 
 
@@ -202,7 +202,7 @@ def test_an_mtp_heads_kernels_are_found_and_compile(tmp_path: Path, cache: Path)
     spec, kernels = SPECULATION["chain"]
     model = str(write_tiny_mimo(tmp_path / "model"))
     found = _told(RECORD.replace("SPEC", str(spec)), json.dumps([model, model, ["_join"], {}]))
-    assert set(found) == kernels
+    assert set(found) == kernels | {"_add_parts"}  # few tiles of a long prompt
     assert len(list(cache.rglob("_join.cubin"))) == found["_join"]
 
 
