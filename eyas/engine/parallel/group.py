@@ -34,7 +34,6 @@ from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.parallel.row_exchange import ExchangeSizes, RowExchange
 
 LOOK_S = 0.002  # a host that waits for the others polls the store at this interval
-GREETING_BYTES = 8 << 20  # small ones need fewer of NCCL's channels
 
 
 class ProcessGroup:
@@ -101,13 +100,6 @@ class ProcessGroup:
         if self._row_memory is not None:
             pdl = torch.cuda.get_device_capability(self._device) >= (9, 0)
             self._rows = RowExchange(self.rank, self._row_memory.addresses, pdl=pdl)
-            self._greet()
-
-    def _greet(self) -> None:
-        """Has every rank send to every other: the first time takes long, and would be between two steps."""
-        sent = torch.zeros(GREETING_BYTES, dtype=torch.uint8, device=self._device)
-        others = [rank for rank in range(self.ranks) if rank != self.rank]
-        self.hand_over([(sent, rank) for rank in others], [(torch.empty_like(sent), rank) for rank in others])
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Replaces `tensor` (contiguous, any shape, numbers) by its sum over all ranks."""
@@ -211,7 +203,7 @@ class ProcessGroup:
         """tensor [ranks * m, n], contiguous -> this rank's rows of its sum over all ranks: `out` [m, n]."""
         if self.ranks == 1:
             out.copy_(tensor)
-        elif self._one_shot is not None and OneShot.joins(out) and self._one_shot.takes(out):
+        elif self._one_shot is not None and self._one_shot.takes(out):
             self._one_shot.sum_for_owners(tensor, out)
         elif self._rows is not None and RowExchange.takes(out):
             self._rows.sum_for_owners(tensor, out)
