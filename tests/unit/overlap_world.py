@@ -138,10 +138,10 @@ class World:
             self.policy = Wandering(spec, setting.max_running, seed, looks_up=setting.looks_up)
             pacing = DepthPacing(self.policy)
             depths = DepthBuckets(pacing, self._by_depth(buckets, self.policy.depths))
-        grammars = PaperGrammars()
-        self.rig.scheduler._holds = grammars.holds
+        self.grammars = PaperGrammars()
+        self.rig.scheduler._holds = self.grammars.holds
         self.runner = WatchedRunner(
-            self.device, buckets, [layout], grammars, ahead=setting.ahead, depths=depths
+            self.device, buckets, [layout], self.grammars, ahead=setting.ahead, depths=depths
         )
         self.loop = StepLoop(self.rig.scheduler, self.runner, self._committer(), pacing)
         self.rig.requests.copy_page = self.runner.copy_page
@@ -207,6 +207,7 @@ class World:
     def step(self) -> bool:
         """False when there was nothing to do."""
         busy = self.loop.step()
+        assert not self.grammars.take_failed()
         self.seen |= {id(seq): seq for seq in self.rig.scheduler.running}
         for event in self.rig.outbox.take():
             assert busy or not isinstance(event, StepReply), "it would nap although there was something to do"

@@ -43,7 +43,7 @@ class PaperState:
             path = [tree.tokens[i] for i in tree.path(node)]
             fits = all(_allows((*self._output, *path[:at]), token) for at, token in enumerate(path))
             found.append(allowed_after((*self._output, *path)) if fits else None)
-        return found
+        return [mask if room is None or mask is None else _stored(mask, room) for mask in found]
 
     def cut(self, tree: DraftTree) -> DraftTree:
         masks = self.masks(tree)[1:]
@@ -80,6 +80,12 @@ class PaperGrammars(GrammarManager):
             self._seen.add(seq.uid)
             return None
         return PaperState(seq.output)
+
+
+def _stored(mask: np.ndarray, room: MaskRoom) -> np.ndarray:
+    row = room.take()
+    row[:] = mask
+    return row
 
 
 def _allows(output: SequenceOf[int], token: int) -> bool:

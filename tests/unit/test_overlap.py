@@ -221,13 +221,26 @@ def test_so_it_is_behind_a_step_in_flight(monkeypatch: pytest.MonkeyPatch) -> No
 def test_drafts_without_masks_of_their_own_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     masks = StepMasks.of
 
-    def roots(self: StepMasks, work: SequenceWork) -> list[Any]:
-        found = masks(self, work)
+    def roots(self: StepMasks, *asked: Any) -> list[Any]:
+        found = masks(self, *asked)
         return found[:1] * len(found)
 
     monkeypatch.setattr(StepMasks, "of", roots)
     with pytest.raises(AssertionError):
         World(0, Setting()).run(some_requests(0, 30, held=0.6))
+
+
+def test_a_prompt_of_several_choices_has_masks_of_its_own_beside_others() -> None:
+    """Its step is launched before the masks are filled, and counts as in flight by then."""
+    world = World(0, Setting(width=1))
+    held = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, grammar=GRAMMAR)
+    both = (RequestChoice(0), RequestChoice(1))
+    world.run(
+        [
+            GenerationRequest("a", (1, 2, 3), held),
+            GenerationRequest("b", tuple(range(1, 12)), held, choices=both),
+        ]
+    )
 
 
 def test_a_special_request_costs_its_own_rows_and_no_wait() -> None:

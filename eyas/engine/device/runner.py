@@ -195,7 +195,7 @@ class DeviceRunner:
         every, masked = self._drafts(grammar_slots, step.shape.width), []
         for rank, (rows, drafts) in enumerate(zip(special, every, strict=True)):
             room = MaskRoom(self._executor.mask_rows(most, rank)) if (most := rows.most_masked) else None
-            rows.fill(StepMasks(self._grammars, drafts, room))
+            rows.fill(StepMasks(self._grammars, drafts), room)
             masked.append(NO_MASKS if room is None else rows.masked(room))
         if any(len(each.places) for each in masked):
             self._executor.mask(*masked)

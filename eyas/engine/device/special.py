@@ -40,7 +40,6 @@ from eyas.engine.sampling.scores import TokenScores
 SLICE = 64
 """Special rows that are sampled at a time."""
 
-
 _ALL = np.int32(-1)  # a word of a mask that allows every id
 
 
@@ -77,10 +76,12 @@ class SpecialRows:
                 rows.add_end(place, work.seq)
         return rows
 
-    def fill(self, masks: StepMasks) -> None:
-        """Asks for the masks of the step's rows, whose sequences' last tokens are known by now."""
+    def fill(self, masks: StepMasks, room: MaskRoom | None = None) -> None:
+        """Asks for the masks of the step's rows, whose sequences' last tokens are known by now. `room`: of
+        the rows that have masks alone; what a sequence was when it was added counts, not what it is now.
+        """
         for place, work in self._works.items():
-            self.add_masks(place, masks.of(work))
+            self.add_masks(place, masks.of(work, room if place in self._widths else None))
 
     def __bool__(self) -> bool:
         return bool(self._places)
@@ -293,23 +294,17 @@ class DraftNodes:
 
 
 class StepMasks:
-    """`drafts`: by slot, those that the step verifies; a sequence that is not there has none. `room`: of the
-    rows that have masks alone.
-    """
+    """`drafts`: by slot, those that the step verifies; a sequence that is not there has none."""
 
-    def __init__(
-        self, grammars: GrammarManager, drafts: Mapping[int, DraftNodes], room: MaskRoom | None = None
-    ) -> None:
+    def __init__(self, grammars: GrammarManager, drafts: Mapping[int, DraftNodes]) -> None:
         self._grammars = grammars
         self._drafts = drafts
-        self._room = room
 
-    def of(self, work: SequenceWork) -> list[np.ndarray | None]:
+    def of(self, work: SequenceWork, room: MaskRoom | None = None) -> list[np.ndarray | None]:
         """The grammar masks by node of the work's rows, the root first: as `GrammarManager.masks`, which may
         be empty.
         """
         nodes = self._drafts.get(work.seq.slot)
-        room = self._room if work.seq.masked_alone else None
         if nodes is None:
             return self._grammars.masks(work.seq, None, room)
         masks = self._grammars.masks(work.seq, nodes.tree, room)
