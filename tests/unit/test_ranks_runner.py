@@ -17,7 +17,7 @@ from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, Seq
 from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.device.buckets import FEW_SINGLES, GraphBuckets
 from eyas.engine.device.runner import DeviceRunner
-from eyas.engine.device.step import JoinBatch, StepInput, StepLayout, StepShape
+from eyas.engine.device.step import JoinBatch, MaskedRows, StepInput, StepLayout, StepShape
 from eyas.engine.kernels.sampling.special import COLUMNS
 from eyas.engine.sampling.scores import TokenScores
 from tests.unit.paper_grammars import GRAMMAR, PaperGrammars
@@ -47,6 +47,7 @@ class Told:
         self.joined: list[list[JoinBatch]] = []
         self.shared: list[list[list[int]]] = []
         self.steps: list[list[StepInput]] = []
+        self.masked: list[list[list[int]]] = []
         self.sampled: list[list[np.ndarray]] = []
         self.copied: list[tuple[int, int, int]] = []
         self.finished: list[StepInput] = []
@@ -67,6 +68,12 @@ class Told:
         found = np.full((self._ranks, counts[0], 2, WIDTH - 1), -1, np.int32)
         found[:, :, 0, 0] = np.arange(self._ranks)[:, None]  # one draft each, of the rank's number
         return found
+
+    def mask_rows(self, count: int, rank: int) -> np.ndarray:
+        return np.empty((count, 1), np.int32)
+
+    def mask(self, *rows: MaskedRows) -> None:
+        self.masked.append([each.places.tolist() for each in rows])
 
     def sample(self, *rows: np.ndarray) -> list[torch.Tensor]:
         self.sampled.append(list(rows))
@@ -296,8 +303,13 @@ def test_drafts_of_held_outputs_are_read_on_all_ranks() -> None:
     """Rank 0 makes masks for the outputs of all: it must know what each verifies."""
     runner, told = made(width=WIDTH)
     held = [work(1, slot, [slot] * 4, 12, 0, grammar=GRAMMAR) for slot in (0, 2)]
+    for number, one in enumerate(held):
+        one.seq.uid = number
+        one.seq.generation.sequences.append(one.seq)
     runner.launch([*held, work(0, 0, [3] * 4, 12, 0)])
     assert [list(step.drafted_slots) for step in told.steps[0]] == [[SLOTS, SLOTS], [0, 2]]
+    ((none, rows),) = told.masked
+    assert none == [] and {row // WIDTH for row in rows if row >= 0} == {0, 1}
 
 
 @pytest.mark.parametrize("seed", range(20))
