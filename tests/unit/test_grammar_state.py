@@ -141,6 +141,24 @@ def test_drafts_are_walked_once_for_each_output(monkeypatch: pytest.MonkeyPatch)
     assert walks == [tree, tree]
 
 
+def test_a_mask_that_is_known_is_not_filled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Aside, because it is slow: a step that verifies no drafts takes it. What looks ahead of a step has the
+    masks of that one.
+    """
+    a, b, fills = table().index(b"a"), table().index(b"b"), []
+    here, (mask,) = state(Grammar.regex("[ab]a{9}")), state(Grammar.regex("[ab]a{9}")).masks(None)
+    assert mask is not None
+    room = MaskRoom(np.empty((9, len(mask)), np.int32))
+    (known,), (same,) = here.masks(None), here.masks(DraftTree([], []), room)
+    assert same is known and not room.used
+    here.follow([a])
+    fill = here._mask
+    monkeypatch.setattr(here, "_mask", lambda depth, *more: fills.append(depth) or fill(depth, *more))
+    tree = DraftTree([a, b], [-1, -1])
+    masks = here.masks(tree, room)
+    assert here.forced_after(tree, 4) and here.masks(tree)[0] is masks[0] and 0 not in fills
+
+
 def test_a_depth_counts_for_min_tokens() -> None:
     a = table().index(b"a")
     root, first, second = state(Grammar.regex("a*"), min_tokens=2).masks(DraftTree([a, a], [-1, 0]))

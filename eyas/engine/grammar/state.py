@@ -92,7 +92,7 @@ class GrammarState:
         self._matcher = library().GrammarMatcher(compiled, override_stop_tokens=list(self._ends))
         self.followed = 0  # tokens of the output
         self._next: np.ndarray | None = None  # the mask after them, once it was asked for
-        self._below: tuple[DraftTree, list[np.ndarray | None]] | None = None  # drafts, and the masks of these
+        self._step: tuple[DraftTree, list[np.ndarray | None]] | None = None  # its drafts, and all its masks
 
     def follow(self, output: SequenceOf[int]) -> None:
         """Advances over what `output` has gained. Raises InvalidRequest for a token that is not allowed."""
@@ -101,7 +101,7 @@ class GrammarState:
                 message = f"grammar does not allow token {token} at place {self.followed} of the output"
                 raise InvalidRequest(message, param="grammar")
             self.followed += 1
-            self._next = self._below = None
+            self._next = self._step = None
 
     def knows(self, output: SequenceOf[int]) -> bool:
         """True if it stands after `output` and its next mask has been computed."""
@@ -114,16 +114,16 @@ class GrammarState:
         None: nothing is sampled there that counts, because the node's own token, or one above it, is not
         allowed, or ends the output.
         """
-        if tree is None or self._matcher.is_terminated():
+        if not tree or self._matcher.is_terminated():
             root = None if self._matcher.is_terminated() else self._root(room)
             return [root, *[None] * len(tree or ())]
-        if room is not None:
-            root, *below = self._filled(tree, room)
-            self._below = tree, below
-            return [root, *below]
-        if self._below is None or self._below[0] is not tree:
-            self._below = tree, [mask for _, mask in self._walk(tree)]
-        return [self._root(), *self._below[1]]
+        if self._step is None or self._step[0] is not tree:
+            if room is None:
+                made = [self._root(), *(mask for _, mask in self._walk(tree))]
+            else:
+                made = self._filled(tree, room)
+            self._step = tree, made
+        return self._step[1]
 
     def cut(self, tree: DraftTree) -> DraftTree:
         """The tree without the nodes that are not allowed, and those below them."""
