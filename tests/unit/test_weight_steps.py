@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from eyas.common.errors import InvalidRequest
 from eyas.common.weights import (
     PREPARE_S,
     BytesSource,
+    CheckJoin,
     CloseForWeights,
     CommitWeights,
     DropWeights,
@@ -56,10 +58,11 @@ class HandStore:
         raise AssertionError
 
     def check_join(self, group: str, backend: str) -> None:
-        raise AssertionError
+        if backend == "nccl":
+            raise InvalidRequest("a GPU is needed")
 
     def join(self, command: JoinGroup) -> None:
-        raise AssertionError
+        assert self.reads.wait(5.0)
 
     def leave(self, group: str) -> None:
         raise AssertionError
@@ -220,3 +223,16 @@ def test_two_gateways_commit_the_same_weights() -> None:
     assert worker.tell(CommitWeights("new")).failure is None
     assert worker.tell(CommitWeights("other")).failure is not None
     assert (worker.store.served, worker.updates.info.closed) == ("new", False)
+
+
+def test_whether_it_can_join_is_answered_while_it_waits_for_others_of_a_group() -> None:
+    """A group of that name is the one that it waits for: whoever joins again and fails would leave it."""
+    worker = Worker()
+    worker.store.reads.clear()
+    joining = worker.send(JoinGroup("one", "127.0.0.1:1", 1, 2, "gloo", 5.0))
+    assert worker.tell(CheckJoin("other", "gloo")).failure is None
+    assert "a GPU is needed" in str(worker.tell(CheckJoin("other", "nccl")).failure)
+    assert "waits for the others of a group 'one'" in str(worker.tell(CheckJoin("one", "gloo")).failure)
+    worker.store.reads.set()
+    assert worker.answer(joining).failure is None
+    assert worker.tell(CheckJoin("one", "gloo")).failure is None, "the store says whether it is in one"

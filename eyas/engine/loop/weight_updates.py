@@ -62,7 +62,7 @@ class StagedWeights:
 
 class WeightStore(Protocol):
     """The weights of an engine, on all of its ranks. Its methods raise EyasError, which names what is wrong;
-    all but `write` are called by a thread beside the engine's, one at a time.
+    all but `write` and `check_join` are called by a thread beside the engine's, one at a time.
     """
 
     def stage(self, update: PrepareWeights) -> StagedWeights:
@@ -81,7 +81,7 @@ class WeightStore(Protocol):
         """The first numbers of a tensor as it was stored."""
 
     def check_join(self, group: str, backend: str) -> None:
-        """Says whether it could join one."""
+        """Raises InvalidRequest if it could not join one; waits for nothing."""
 
     def join(self, command: JoinGroup) -> None:
         """Joins a group of processes that give weights."""
@@ -142,6 +142,10 @@ class WeightUpdates:
                     self._drop(digest)
                     self._answer(call.call, WeightsReply())
                     return
+                case CheckJoin():  # at once, whatever the thread waits for
+                    self._check_join(command)
+                    self._answer(call.call, WeightsReply())
+                    return
                 case PrepareWeights():
                     self._check(command)
         except EyasError as error:
@@ -154,6 +158,12 @@ class WeightUpdates:
             raise Busy("another update of the weights is being put in place")
         if command.generation <= self.info.generation:
             raise InvalidRequest(f"generation {command.generation}: this worker has {self.info.generation}")
+
+    def _check_join(self, command: CheckJoin) -> None:
+        joins = (call.command for call, _ in self._running if isinstance(call.command, JoinGroup))
+        if any(join.group == command.group for join in joins):
+            raise Busy(f"this worker waits for the others of a group {command.group!r}")
+        self.store.check_join(command.group, command.backend)
 
     def _check_writable(self) -> None:
         """Raises Busy if the weights cannot be written just now."""
@@ -173,9 +183,6 @@ class WeightUpdates:
                 reply = WeightsReply(staged.digest, staged.tensors, staged.nbytes)
             case ReadWeight(name=name, count=count):
                 reply = WeightsReply(numbers=self.store.read(name, count))
-            case CheckJoin(group=group, backend=backend):
-                self.store.check_join(group, backend)
-                reply = WeightsReply()
             case JoinGroup():
                 self.store.join(command)
                 reply = WeightsReply()
