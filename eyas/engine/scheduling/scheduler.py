@@ -451,18 +451,20 @@ class Scheduler:
         limits, decoding = self.limits, len(rounds)
         if not decoding or limits.mixed_prefill_budget is None:
             return limits.chunk_tokens
+        prompts = (seq for seq in itertools.chain(self.running, self.waiting) if seq.missing > 1)
+        first = next(prompts, None)
+        if first is None:
+            return limits.mixed_prefill_budget(decoding, False)
         streams = Streams(decoding, sum(work.start for work in rounds))
         many = limits.beside.many(streams) if limits.beside else MANY_STEPS * beside(limits.chunk_tokens)
-        waiting, start = 0, None
-        for seq in itertools.chain(self.running, self.waiting):
-            missing = max(seq.missing - 1, 0)
-            start = seq.kv_len if missing and start is None else start
-            waiting += missing
+        waiting = 0
+        for seq in itertools.chain((first,), prompts):
+            waiting += seq.missing - 1
             if waiting > many:
                 return limits.mixed_prefill_budget(decoding, True)
-        if limits.beside is None or start is None:
+        if limits.beside is None:
             return limits.mixed_prefill_budget(decoding, False)
-        return limits.beside.rows(streams, start, waiting)
+        return limits.beside.rows(streams, first.kv_len, waiting)
 
     # --- shares ----------------------------------------------------------------------------------------
 

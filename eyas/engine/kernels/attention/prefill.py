@@ -39,7 +39,6 @@ TILE = 128
 """Rows of a tile's queries, whatever the heads."""
 
 _LONG = 512  # bytes of a key in float32
-_LONG = 512  # bytes of a key in float32
 _PROGRAMS, _MOST_PARTS = 132, 8  # about as many as a Hopper GPU has SMs
 _FEW_WARPS = 4  # of programs two of which an SM has at a time
 _WAVES = 4  # of programs with wide heads, padding among them; if they are not all there at once
@@ -195,7 +194,7 @@ def _parts(kv: PagedKv, tiling: ChunkTiling, tiles: int, rows: int) -> int:
         padded, real = tiles * tiling.programs, cdiv(rows, tiling.rows)
         return most_parts(max(kv.kv_heads * padded, 1), max(kv.kv_heads * real, 1))
     at_once = 2 * _PROGRAMS if tiling.warps == _FEW_WARPS else _PROGRAMS
-    longest = kv.tables.shape[1] * kv.pool.shape[2] // (tiling.keys * _LEAST)
+    longest = kv.tables.shape[1] * kv.page_size // (tiling.keys * _LEAST)
     return max(min(at_once // max(kv.kv_heads * cdiv(rows, tiling.rows), 1), _MOST_PARTS, longest), 1)
 
 
