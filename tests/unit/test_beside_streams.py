@@ -118,9 +118,11 @@ class Device:
     def __init__(self, times: MixedTimes) -> None:
         self.times = times
         self.now = self.free = 100.0
+        self.longest = 0  # rows of a sequence
 
     def launch(self, works: list[SequenceWork]) -> Any:
         rounds = [work for work in works if work.round]
+        self.longest = max(self.longest, *(work.start + len(work.tokens) for work in works))
         chunk = next((work for work in works if not work.round), None)
         streams = Streams(len(rounds), sum(work.start for work in rounds))
         ms = self.times.plain(streams)
@@ -165,3 +167,19 @@ def test_where_nothing_can_be_measured_nothing_is_chosen(changes: dict[str, Any]
         beside_streams(runner, replace(config, **changes), StepLimits(256, 3072, 16384), BUCKETS.chunk_sizes)
         is None
     )
+
+
+def test_steps_are_measured_within_a_sequence() -> None:
+    """The longest chunk and what it attends to together: no sequence has more rows, and no pool."""
+    large = GraphBuckets(1, 32, (8, 32), (8, 32), 4096, 2048)
+    config = EngineConfig(num_pages=5000, max_running=33, chunk_tokens=4096, mixed_tokens=2048)
+    for length, pages in ((2528, 5000), (16384, 158), (2560, 5000), (16384, 160)):
+        device = Device(H200)
+        reached = beside_streams(
+            device,  # type: ignore[arg-type]
+            replace(config, num_pages=pages),
+            StepLimits(33, 4096, length),
+            large.chunk_sizes,
+        )
+        assert (reached is None) == (min(length, 16 * pages) == 2528)
+        assert device.longest < min(length, 16 * pages)

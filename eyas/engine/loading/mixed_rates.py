@@ -9,11 +9,7 @@ from collections.abc import Sequence as SequenceOf
 
 from eyas.common.config import EngineConfig
 from eyas.common.step_times import ChunkSize, PiecewiseCurve
-from eyas.engine.loading.step_rates import (
-    StepLimits,
-    StepSample,
-    StepTimer,
-)
+from eyas.engine.loading.step_rates import ROUNDS, StepLimits, StepSample, StepTimer
 from eyas.engine.loop.runner import StepRunner
 from eyas.engine.scheduling.beside_streams import BesideStreams, MixedTimes
 
@@ -34,8 +30,9 @@ def beside_streams(
     small to measure it.
     """
     decoding = min(_BESIDE, config.max_running - 1)  # the last slot is for the prompt beside them
-    deep = min(DEEP, most.length // 2, (config.num_pages or 0) * config.page_size // 2)
     known = sizes(max(decoding, 1))
+    room = min(most.length, (config.num_pages or 0) * config.page_size) - ROUNDS * config.speculation.width
+    deep = min(DEEP, room // 2, room - known[-1].rows - 1)
     if decoding < 1 or len(known) < 2 or deep < LEAST_DEEP or not config.mixed_tokens:
         return None
     timer = StepTimer(runner, config, most.slots)
