@@ -277,6 +277,7 @@ COMPUTING = (
     ),
     FlagRow(BOTH, ("--enable-eplb",), RefusedFlag(_REPLICAS), NONE),
     FlagRow(SGLANG, ("--ep-num-redundant-experts",), RefusedFlag(_REPLICAS), example="32"),
+    FlagRow(VLLM, ("--eplb-config",), RefusedFlag(_REPLICAS), example='{"num_redundant_experts": 32}'),
     FlagRow(
         SGLANG, ("--moe-a2a-backend",), AcceptedValues(("none",), "so it is", _SHARED_EXPERTS), example="none"
     ),
