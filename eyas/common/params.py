@@ -61,8 +61,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def reads_more_than_grammar(self) -> bool:
         """Whether that is so, a grammar left out."""
-        penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1.0
-        return any(penalties) or any((self.logit_bias, self.bad_words)) or self.logprobs is not None
+        # Each row of a step is asked: no tuples are made for it.
+        if self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0:
+            return True
+        return bool(self.logit_bias or self.bad_words) or self.logprobs is not None
 
     def validate(self, vocab_size: int) -> None:
         """Raises InvalidRequest naming the first field with an invalid value."""

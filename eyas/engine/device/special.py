@@ -61,19 +61,23 @@ class SpecialRows:
     def of(cls, shape: StepShape, placed: PlacedBatch, eos_ids: tuple[int, ...]) -> Self:
         """Collects the special rows of a step."""
         rows, first = cls(eos_ids), shape.batch * shape.width
-        works = [(i * shape.width, shape.width, work) for i, work in enumerate(placed.rounds)]
-        works += [(place, 1, work) for place, work in enumerate(placed.singles, start=first)]
-        works += [(place, 1, work) for place, work in enumerate(placed.ends, start=shape.round_rows)]
-        for place, width, work in works:
-            if not work.seq.special:
-                continue
-            rows._works[place] = work
-            if work.seq.masked_alone:
-                rows.add_masked(place, width)
-            elif work.round:
-                rows.add_round(place, width, work.seq)
-            else:
-                rows.add_end(place, work.seq)
+        parts = (
+            (0, shape.width, placed.rounds),
+            (first, 1, placed.singles),
+            (shape.round_rows, 1, placed.ends),
+        )
+        for start, width, works in parts:
+            for number, work in enumerate(works):
+                if not work.seq.special:
+                    continue
+                place = start + number * width
+                rows._works[place] = work
+                if work.seq.masked_alone:
+                    rows.add_masked(place, width)
+                elif work.round:
+                    rows.add_round(place, width, work.seq)
+                else:
+                    rows.add_end(place, work.seq)
         return rows
 
     def fill(self, masks: StepMasks, room: MaskRoom | None = None) -> None:
