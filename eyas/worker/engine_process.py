@@ -17,7 +17,7 @@ from threading import Thread
 from typing import Any
 
 from eyas.common.machine.memory import uncollected
-from eyas.common.machine.processes import importing_safely, signal_on_parent_death
+from eyas.common.machine.processes import importing_safely, raise_limit, signal_on_parent_death
 
 
 class EngineProcess:
@@ -66,6 +66,7 @@ def _wait(pipe: Connection, modules: tuple[str, ...]) -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal_on_parent_death(signal.SIGKILL)
+    raise_limit()  # the parent had not raised its own by then
     Thread(target=_import, args=(modules,), name="imports", daemon=True).start()
     try:
         function, given = pipe.recv()

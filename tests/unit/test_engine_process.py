@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -65,6 +66,26 @@ def test_a_process_imports_before_it_knows_what_it_runs(modules: tuple[str, ...]
     finally:
         process.kill(5.0)
     assert (tmp_path / "ran").read_text() == f"wave {modules == ('wave',)}"
+
+
+def note_limit(path: Path) -> None:
+    """What a process of a test runs."""
+    path.write_text(str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
+
+
+def test_a_process_may_open_many_files_though_its_parent_may_not_yet(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    try:
+        process = EngineProcess()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    try:
+        process.run(note_limit, tmp_path / "limit")
+        assert process.exit_code() == 0
+    finally:
+        process.kill(5.0)
+    assert int((tmp_path / "limit").read_text()) > 512
 
 
 def test_a_process_that_has_ended_runs_nothing_and_says_how_it_ended(tmp_path: Path) -> None:
