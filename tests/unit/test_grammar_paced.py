@@ -226,7 +226,7 @@ def run(cluster: Loopback, requests: Sequence[Any]) -> list[Any]:
 
 
 def test_the_processors_clock_is_near_and_asks_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that works all the time: what it says differs by less than `ASKED_S`. While it rests less than
+    """A thread that works all the time: what it says differs by less than `CLOCK_S`. While it rests less than
     that counts.
     """
     now, asked = [5.0], []
@@ -240,4 +240,4 @@ def test_the_processors_clock_is_near_and_asks_rarely(monkeypatch: pytest.Monkey
     assert len(asked) < 15
     before = clock()
     now[0], rested[0] = now[0] + 3.0, 3.0
-    assert abs(clock() - before) <= grammars.ASKED_S
+    assert abs(clock() - before) <= grammars.CLOCK_S

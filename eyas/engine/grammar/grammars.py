@@ -31,7 +31,7 @@ MAX_COMPILED = 256  # compiled grammars
 MAX_COMPILED_BYTES = 512 << 20
 NOTHING = DraftTree([], [])
 _NICE = 5  # steps come first
-ASKED_S = 0.001  # between two looks at the processor's clock
+CLOCK_S = 0.001  # between two looks at the processor's clock
 SLOW_S = 0.004  # a call that takes longer makes its sequence slow
 QUICK_LOOKS = 16  # in a row, after which it is slow no more: texts pass through slow places and quick ones
 ALLOWED_S = 2.0  # of one sequence
@@ -248,19 +248,19 @@ class GrammarManager:
 
 
 class ProcessorClock:
-    """Seconds of one thread's processor. The system is asked once per `ASKED_S` at most, since its answer
+    """Seconds of one thread's processor. The system is asked once per `CLOCK_S` at most, since its answer
     takes longer than a mask; between two answers all time counts.
     """
 
     def __init__(self) -> None:
-        self._asked = self._seconds = -math.inf
+        self._since = self._seconds = -math.inf
 
     def __call__(self) -> float:
-        """The seconds now; right to `ASKED_S`."""
+        """The seconds now; right to `CLOCK_S`."""
         now = time.perf_counter()
-        if now - self._asked > ASKED_S:
-            self._asked, self._seconds = now, time.thread_time()
-        return self._seconds + now - self._asked
+        if now - self._since > CLOCK_S:
+            self._since, self._seconds = now, time.thread_time()
+        return self._seconds + now - self._since
 
 
 class PacedState:
