@@ -225,8 +225,7 @@ def _add_step_tokens(add: Callable[..., argparse.Action]) -> None:
         dest="mixed_tokens",
         type=whole,
         metavar="N",
-        help="the most tokens per step that computes prompts and also decodes; a GPU takes fewer where the "
-        "step would take more than 1.7 times as long as without; "
+        help="tokens per step that computes prompts and also decodes; "
         f"0: the chunked prefill size ({_either('mixed_tokens')})",
     )
 

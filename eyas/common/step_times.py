@@ -12,7 +12,6 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 MANY_STEPS = 4
 """When more prompt tokens wait than so many of the largest steps that also decode compute, prompts take
@@ -120,13 +119,6 @@ def beside(chunk_tokens: int) -> int:
 def behind(rows: int, taken: int) -> int:
     """The rows that a step has left for further prompts, if it had room for `rows` and one has `taken`."""
     return max(min(rows, MOST_TOGETHER) - taken, 0)
-
-
-class ChunkSize(NamedTuple):
-    """A step with both: `rows` of prompts among `total` rows."""
-
-    rows: int
-    total: int
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Gaps between the tokens of running streams while long prompts arrive at one engine, on one GPU.
 
-    python -m tests.gpu.time_gaps --out FILE [--streams 48] [--gap-s 0.6] [--seconds 5] [--ways usual 512]
+    python -m tests.gpu.time_gaps --out FILE [--streams 48] [--gap-s 0.6] [--seconds 5] [--ways usual 320]
 
 An 8B's shape without weights. Streams decode alone for a while, then prompts of 8,192 tokens come at even
 intervals, and then they decode alone again: a plain step is the mean of before and after, since contexts
@@ -115,7 +115,7 @@ def ways(cluster: Clocked, chosen: Sequence[str], largest: int) -> Iterator[str]
     engine = cluster.workers["unified"].engine
     tables, runner = engine._scheduler.tables, engine._loop.runner
     usual: BatchLimits = tables.limits
-    before = replace(usual, chunk_tokens=largest, mixed_prefill_budget=runner.prompt_rows, beside=None)
+    before = replace(usual, chunk_tokens=largest, mixed_prefill_budget=runner.prompt_rows)
     for way in chosen:
         scheduler.MANY_STEPS = 1 if way == LARGE else STEPS
         if way == LARGE:
@@ -123,7 +123,7 @@ def ways(cluster: Clocked, chosen: Sequence[str], largest: int) -> Iterator[str]
         elif way == USUAL:
             tables.limits = usual
         else:
-            tables.limits = replace(usual, mixed_prefill_budget=capped(usual, int(way)), beside=None)
+            tables.limits = replace(usual, mixed_prefill_budget=capped(usual, int(way)))
         yield way
 
 
@@ -145,7 +145,7 @@ def main() -> int:
     parser.add_argument("--short", type=int, default=256, help="tokens of a stream's prompt (%(default)d)")
     parser.add_argument("--gap-s", type=float, default=0.6, help="between two prompts (%(default)g)")
     parser.add_argument("--seconds", type=float, default=5.0, help="of prompts, for each way (%(default)g)")
-    parser.add_argument("--ways", nargs="+", default=[USUAL, "512", LARGE, USUAL], metavar="WAY")
+    parser.add_argument("--ways", nargs="+", default=[USUAL, "320", LARGE, USUAL], metavar="WAY")
     given = parser.parse_args()
     small = given.device == "cpu"
     sizes: dict[str, Any] = {"context_length": 16384, "max_running": 256, "num_pages": 50_000}

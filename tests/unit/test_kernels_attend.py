@@ -395,6 +395,24 @@ def test_parts_of_keys_fill_the_last_wave_of_programs() -> None:
         assert prefill._parts(kv, tiling, rows // 16 + MAX_ENDS, 8 * rows) == best
 
 
+def test_few_rows_have_small_programs_and_as_many_parts_as_run_at_once() -> None:
+    """An 8B's heads: a GPU has 132 programs of 128 rows at a time, or twice as many of 64. More rows than it
+    has two parts of are whole, and computed by the programs of rows that nobody counted.
+    """
+    pool = torch.empty(4, 2, 16, 8, 128, dtype=torch.bfloat16, device="meta")
+    kv = PagedKv(pool, torch.empty(1, 1024, dtype=torch.int32, device="meta"))
+    uncounted, parts = tiling_for(kv, 4, 32), {}
+    small = replace(uncounted, rows=64, warps=4, programs=2)
+    assert (uncounted.rows, uncounted.warps, uncounted.programs) == (128, 8, 1)
+    for count in (16, 80, 144, 208, 256, 257, 272, 464, 600, 3072):
+        tiling = tiling_for(kv, 4, 32, count)
+        assert tiling == (small if count <= 256 else uncounted)
+        parts[count] = prefill._parts(kv, tiling, 0, 4 * count)
+        assert 8 * -(-4 * count // tiling.rows) * parts[count] <= 264 or parts[count] == 1
+    few = {16: 8, 80: 6, 144: 3, 208: 2, 256: 2}
+    assert parts == few | dict.fromkeys((257, 272, 464, 600, 3072), 1)
+
+
 @pytest.mark.parametrize(
     ("name", "later"),
     crossed(

@@ -18,7 +18,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from eyas.common.step_times import LEAST_ROWS, ChunkSize, beside
+from eyas.common.step_times import LEAST_ROWS, beside
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.device.step import StepShape
 from eyas.engine.kernels.launch.sizes import padded_batch
@@ -69,12 +69,7 @@ class GraphBuckets:
             return max(self.chunk_tokens - batch * self.width, self._least)
         if many and self.mixed_tokens < (most := beside(self.chunk_tokens)):
             return max(most - batch * self.width, self._least)
-        return self.chunk_sizes(batch)[-1].rows
-
-    def chunk_sizes(self, batch: int) -> list[ChunkSize]:
-        """The captured steps that have prompt rows beside `batch` rounds, the smallest first."""
-        larger = _next(self.mixed_batches, batch) or batch
-        return [ChunkSize(rows, larger * self.width + rows) for rows in self._chunks(larger)]
+        return self._chunks(_next(self.mixed_batches, batch) or batch)[-1]
 
     def shape(
         self, batch: int, chunk: int, tiles: int, ends: int, singles: int = 0, prompts: int = 0

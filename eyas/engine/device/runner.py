@@ -17,7 +17,6 @@ from functools import partial
 
 import numpy as np
 
-from eyas.common.step_times import ChunkSize
 from eyas.engine.batch.prompt_scores import ScoreRequest
 from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.device.buckets import DepthBuckets, GraphBuckets
@@ -300,15 +299,8 @@ class DeviceRunner:
         """The number of prompt rows a rank with this number of rounds should have; `many`: whether
         many wait.
         """
-        return self._beside_prompts.mixed_prefill_budget(rounds, many)
-
-    def chunk_sizes(self, rounds: int) -> list[ChunkSize]:
-        """The steps with a graph that a rank with this number of rounds may have, ascending."""
-        return self._beside_prompts.chunk_sizes(rounds)
-
-    @property
-    def _beside_prompts(self) -> GraphBuckets:
-        return self._buckets if self._depths is None else self._depths.beside_prompts()
+        buckets = self._buckets if self._depths is None else self._depths.beside_prompts()
+        return buckets.mixed_prefill_budget(rounds, many)
 
     def copy_page(self, source: int, target: int) -> None:
         """Copies a page of one rank, between the steps launched before and those after."""

@@ -53,7 +53,6 @@ from eyas.engine.loading.device_build import build_device, rounds_ahead
 from eyas.engine.loading.draft_build import draft_worker, plain_machine, plain_runner
 from eyas.engine.loading.draft_channels import decode_channels, gpu_of
 from eyas.engine.loading.host_cache import check_host_cache, host_loads
-from eyas.engine.loading.mixed_rates import beside_streams
 from eyas.engine.loading.rank_replacement import LeaderReplacement
 from eyas.engine.loading.replacement import WeightReplacement
 from eyas.engine.loading.spec import EngineSpec
@@ -292,11 +291,9 @@ def _device_core(loaded: EngineSpec, start: EngineStart) -> tuple[EngineSpec, _S
     with start.phases("rates"):
         length = loaded.target.context_length
         most = StepLimits(config.max_running, config.chunk_tokens, length, loaded.state_slots)
-        chunk, few = config.chunk_tokens, None
+        chunk = config.chunk_tokens
         if config.device != "cpu" and Role.PREFILL in config.roles:
             chunk = fastest_chunk(device.runner, config, most)
-            if Role.DECODE in config.roles and config.dp_attention == 1:
-                few = beside_streams(device.runner, config, most, device.runner.chunk_sizes)
         config = dataclasses.replace(config, chunk_tokens=chunk)
         rates = _rates(device.runner, config, most, GRAIN)
     limits = BatchLimits(
@@ -306,7 +303,6 @@ def _device_core(loaded: EngineSpec, start: EngineStart) -> tuple[EngineSpec, _S
         loaded.round_rows,
         rounds_ahead=rounds_ahead(loaded),
         mixed_prefill_budget=_prompt_rows(device.runner.prompt_rows, config, most.rows),
-        beside=few,
         yields=GPU_YIELD,
     )
     elsewhere = loaded.head is not None and not loaded.drafts_here

@@ -123,7 +123,7 @@ def measure(runner: StepRunner, config: EngineConfig, most: StepLimits, grain: i
     if min(reach.decoding, reach.rows - 1, reach.length - 1) < 1:
         return None
     budget = StepBudget(config.chunk_tokens, config.mixed_tokens or config.chunk_tokens)
-    times = fit(StepTimer(runner, config, most.slots).seconds, reach, budget, grain)
+    times = fit(_StepTimer(runner, pages, size, width, most.slots).seconds, reach, budget, grain)
     _log.info("%s", _said(times, reach))
     return StepRates(times, budget)
 
@@ -138,7 +138,7 @@ def fastest_chunk(runner: StepRunner, config: EngineConfig, most: StepLimits) ->
     fewer = 2 * rows // 3 // TILE * TILE
     if min(most.length, pages * size) < rows or not fewer:
         return rows
-    timer = StepTimer(runner, config, most.slots)
+    timer = _StepTimer(runner, pages, size, config.speculation.width, most.slots)
     all_s, fewer_s = (
         min(timer.seconds(StepSample(rows=count)) for _ in range(2)) for count in (rows - 1, fewer - 1)
     )
@@ -157,26 +157,22 @@ def _said(times: StepTimes, reach: StepLimits) -> str:
     )
 
 
-class StepTimer:
+class _StepTimer:
     """Runs samples on pages that have no owner yet, in slots whose next occupants are told anew."""
 
-    def __init__(self, runner: StepRunner, config: EngineConfig, slots: int) -> None:
-        """`slots`: of states, if the model has some."""
+    def __init__(self, runner: StepRunner, pages: int, page_size: int, width: int, slots: int) -> None:
         self._runner = runner
-        self._pages = config.num_pages or 0
-        self._size = config.page_size
-        self._width = config.speculation.width
+        self._pages = pages
+        self._size = page_size
+        self._width = width
         self._slots = slots
         self._occupancies = itertools.count(-2, -1)  # real ones count from 0 up; -1 is none
 
     def seconds(self, sample: StepSample) -> float:
         """The shorter of two steps, each right behind one like it."""
-        first = self.once(sample)
-        return first if first > AGAIN_S else min(first, self.once(sample))
-
-    def once(self, sample: StepSample) -> float:
-        """Seconds of a step right behind one like it."""
-        return self._second_of_two(list(self._works(sample)))
+        works = list(self._works(sample))
+        first = self._second_of_two(works)
+        return first if first > AGAIN_S else min(first, self._second_of_two(works))
 
     def _second_of_two(self, works: list[SequenceWork]) -> float:
         """Seconds from the end of a step to that of the next one: launched before it, if the runner does

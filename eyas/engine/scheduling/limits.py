@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from eyas.engine.scheduling.beside_streams import BesideStreams
 from eyas.engine.scheduling.turns import StepRoom
 
 
@@ -38,7 +37,6 @@ class BatchLimits:
     pages. It is larger where the next round is launched before the result of the current one is known.
     `mixed_prefill_budget`: (number of decoding sequences, whether many prompt tokens wait) -> prompt rows
     that may run in the same step. None: `chunk_tokens`.
-    `beside`: chooses fewer of them where not many wait. None: no times are known.
     `room`: what a step may take; where more sequences decode than that has room for, requests take turns.
     None: all decode in every step. For devices on which a step's time grows with its rows.
     `yields`: how long a prompt lets shorter ones pass; by default none does.
@@ -50,7 +48,6 @@ class BatchLimits:
     round_rows: int
     rounds_ahead: int = 2
     mixed_prefill_budget: Callable[[int, bool], int] | None = None
-    beside: BesideStreams | None = None
     room: StepRoom | None = None
     yields: PromptYield = PromptYield()
 

@@ -22,7 +22,6 @@ from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.kv.states import PagesAndStates
 from eyas.engine.scheduling.adapter_turns import AdapterTurns
-from eyas.engine.scheduling.beside_streams import Streams
 from eyas.engine.scheduling.elsewhere import IncomingPrompts
 from eyas.engine.scheduling.fairness import CallShares, WaitingQueue
 from eyas.engine.scheduling.host_loads import HostLoads, LoadDecision
@@ -299,7 +298,7 @@ class Scheduler:
         self._starved, preempted = False, len(self.preempted)
         # a reservation may preempt a sequence that comes later
         works = [self._decode(seq) for seq in self._in_turn() if seq.pages and self._reserve(seq)]
-        works += self._prompts(self._chunk_budget(works))
+        works += self._prompts(self._chunk_budget(len(works)))
         if self.adapters is not None and (adapter := self.adapters.overdue):
             self._end_turn(self.adapters, adapter)
         if self.preempted[preempted:]:  # some were preempted after their work was composed
@@ -446,25 +445,18 @@ class Scheduler:
         """Takes those pages if there is room for them."""
         return self.tables.grow(seq)
 
-    def _chunk_budget(self, rounds: SequenceOf[SequenceWork]) -> int:
-        """Prompt rows of this step: few when it also has `rounds`, unless many prompt tokens wait."""
-        limits, decoding = self.limits, len(rounds)
+    def _chunk_budget(self, decoding: int) -> int:
+        """Prompt rows of this step: few when it also decodes, unless many prompt tokens wait."""
+        limits = self.limits
         if not decoding or limits.mixed_prefill_budget is None:
             return limits.chunk_tokens
-        prompts = (seq for seq in itertools.chain(self.running, self.waiting) if seq.missing > 1)
-        first = next(prompts, None)
-        if first is None:
-            return limits.mixed_prefill_budget(decoding, False)
-        streams = Streams(decoding, sum(work.start for work in rounds))
-        many = limits.beside.many(streams) if limits.beside else MANY_STEPS * beside(limits.chunk_tokens)
-        waiting = 0
-        for seq in itertools.chain((first,), prompts):
-            waiting += seq.missing - 1
-            if waiting > many:
+        few, backlog = limits.mixed_prefill_budget(decoding, False), 0
+        many = MANY_STEPS * beside(limits.chunk_tokens)
+        for seq in itertools.chain(self.running, self.waiting):
+            backlog += max(seq.missing - 1, 0)
+            if backlog > many:
                 return limits.mixed_prefill_budget(decoding, True)
-        if limits.beside is None:
-            return limits.mixed_prefill_budget(decoding, False)
-        return limits.beside.rows(streams, first.kv_len, waiting)
+        return few
 
     # --- shares ----------------------------------------------------------------------------------------
 

@@ -61,11 +61,13 @@ def chunk_tiling(key_bytes: int = 256, dim: int = NARROW) -> ChunkTiling:
 
 def tiling_for(kv: PagedKv, group: int, queries: int = 0, count: int = 0) -> ChunkTiling:
     """The tiling for keys of `kv`, each of which has `group` heads, and tiles of up to `queries` queries (0:
-    as many as `tile_rows` says). `count`: of all rows, if known; few are given to more and smaller programs.
+    as many as `tile_rows` says). `count`: of all rows, if known. Rows so few that a GPU runs two parts of all
+    their keys at once are given to more and smaller programs; more were faster whole.
     """
     key_bytes = kv.dim * kv.pool.element_size()
     tiling = chunk_tiling(key_bytes, kv.dim)
-    if count and key_bytes == 2 * kv.dim == 256 and kv.kv_heads * cdiv(count * group, TILE) < _PROGRAMS:
+    programs = kv.kv_heads * cdiv(count * group, TILE)
+    if key_bytes == 2 * kv.dim == 256 and 0 < 2 * programs <= _PROGRAMS:
         tiling = replace(tiling, rows=TILE // 2, warps=_FEW_WARPS)
     rows = max(tiling.rows, power_of_2(group))
     return replace(tiling, rows=rows, programs=cdiv(queries or TILE // group, rows // group))
