@@ -92,29 +92,12 @@ class NormedRows:
     @property
     def plain(self) -> torch.Tensor:
         """The rows as they are."""
-        assert self.rows is not None, "the norm was given as one whose rows are only read rounded"
+        assert self.rows is not None, "these rows are only read rounded"
         return self.rows
 
     def read_by(self, rounding: RowRounding | None) -> Rows:
         """The rows for products that round so: plain ones, if that is another way."""
         return self.plain if self.rounded is None or rounding != self.rounding else self.rounded
-
-
-@dataclass(frozen=True)
-class RoundedRows:
-    """Rows [m, k] that have passed a norm, and exist as they are rounded by `rounding` alone."""
-
-    rounded: Fp8Rows
-    rounding: RowRounding
-
-    def read_by(self, rounding: RowRounding | None) -> Rows:
-        """The rows for products that round so.
-
-        Raises ValueError for others.
-        """
-        if rounding != self.rounding:
-            raise ValueError(f"rows that are rounded by {self.rounding} are read by {rounding}")
-        return self.rounded
 
 
 Rows = torch.Tensor | Fp8Rows

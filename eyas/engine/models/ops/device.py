@@ -19,7 +19,7 @@ from eyas.engine.kernels.latent import latent_query
 from eyas.engine.kernels.latent.latent_rows import write_latents
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import single, skinny
-from eyas.engine.kernels.products.blocks import NormedRows, RoundedRows, Rows
+from eyas.engine.kernels.products.blocks import NormedRows, Rows
 from eyas.engine.kernels.products.skinny import empty_padded
 from eyas.engine.kernels.states.gates import gated_groups, gated_norm, rule_gates
 from eyas.engine.kernels.states.order import DeltaLayer
@@ -182,13 +182,11 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
     def route(self, rows: NormedRows, part: RouterPart, judged: NormedRows | None = None) -> Routed:
         return expert_products.routed(rows, part, self.step, judged)
 
-    def mix(
-        self, residual: ResidualT, rows: NormedRows | RoundedRows, routed: Routed, part: Experts
-    ) -> ResidualT:
+    def mix(self, residual: ResidualT, rows: NormedRows, routed: Routed, part: Experts) -> ResidualT:
         mixed = scaled(self._mixed(rows, routed, part), part.out)
         return self.plus(residual, mixed, part.out.post)
 
-    def _mixed(self, rows: NormedRows | RoundedRows, routed: Routed, part: Experts) -> torch.Tensor:
+    def _mixed(self, rows: NormedRows, routed: Routed, part: Experts) -> torch.Tensor:
         """The rows that `mix` adds, [m, hidden], but for the sum over the ranks."""
         step, launch, chosen = self.step, self.step.context.launch, routed.chosen
         if expert_products.is_single(routed, part, step):
@@ -197,17 +195,15 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         made = expert_products.made(routed, part, step)
         if step.everyones is None:
             return combine.combine(made, chosen.weights, self._beside(rows, part), launch.pdl, launch.exact)
-        assert isinstance(rows, NormedRows)
         sums = combine.combine_local(made, chosen.weights, chosen.experts, launch.pdl)
         room = empty_padded(*rows.plain.shape, like=sums)
         added, beside = step.context.sharers.sum_for_owners(sums, room), self._beside(rows, part)
         return added if beside is None else added.add_(beside.whole)
 
-    def _beside(self, rows: NormedRows | RoundedRows, part: Experts) -> combine.BesideRows | None:
+    def _beside(self, rows: NormedRows, part: Experts) -> combine.BesideRows | None:
         """The rows that the feed-forward beside the experts makes, if there is one."""
         if part.beside is None:
             return None
-        assert isinstance(rows, NormedRows)
         made = self.step.product(self._gated(rows, part.beside.gated), part.beside.down)
         share = part.beside.share
         logits = None if share is None else expert_products.logits(rows.plain, *share, self.step)

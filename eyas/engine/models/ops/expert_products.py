@@ -19,7 +19,7 @@ from eyas.engine.kernels.experts.route_rows import RouterProduct
 from eyas.engine.kernels.experts.row_choice import RowChoice
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import single, skinny
-from eyas.engine.kernels.products.blocks import NormedRows, RoundedRows, StoredWeight
+from eyas.engine.kernels.products.blocks import NormedRows, StoredWeight
 from eyas.engine.kernels.products.skinny import empty_padded
 from eyas.engine.kernels.products.skinny_tiles import Table
 from eyas.engine.layers import routing
@@ -131,7 +131,7 @@ def routed_rounded(
     assert rounding is not None
     scored = scored_rows.score(x, added, norm, part.weight, router, context.launch.pdl)
     chosen = scored_rows.choose(scored, router, norm.eps, context.uniform_experts)
-    return ScoredRoute(Routed(RoundedRows(scored.rounded, rounding), chosen), scored.residual)
+    return ScoredRoute(Routed(NormedRows(None, scored.rounded, rounding), chosen), scored.residual)
 
 
 def routed_row(
@@ -294,7 +294,6 @@ def made(routed: Routed, part: ExpertsPart[Projection], step: Forward) -> torch.
     if gated.gate is not None and not step.ends_apart(gated.projection):
         inner = products.gate_up(read, gate_up, order, part.per_row, gated.gate, gated.bias)
         return products.down(inner, down, order, out.bias)
-    assert isinstance(routed.rows, NormedRows), "rows whose products end apart are there as they are"
     both = products.each(read, gate_up, order, part.per_row)
     both = step.updated_choices(both, routed.rows.plain, gated.projection, experts)
     inner = gated.activation(_plus(both, gated.bias, experts))

@@ -15,7 +15,7 @@ from eyas.engine.kernels.experts import combine
 from eyas.engine.kernels.experts.one_row import JudgedRow
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import single, single_attention, skinny
-from eyas.engine.kernels.products.blocks import NormedRows, RoundedRows, Rows
+from eyas.engine.kernels.products.blocks import NormedRows, Rows
 from eyas.engine.models.layer import DecoderLayer
 from eyas.engine.models.ops import expert_products
 from eyas.engine.models.ops.device import DeviceOps, Experts
@@ -159,7 +159,7 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
 
     def chosen(
         self, read: SourceRead, router: RouterPart, part: Experts
-    ) -> tuple[NormedRows | RoundedRows, Routed | JudgedRow]:
+    ) -> tuple[NormedRows, Routed | JudgedRow]:
         rows = read.rows
         row = expert_products.judged(rows.x, read.norm, router, part, self.step)
         if row is not None:
@@ -173,7 +173,7 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
     def mix(
         self,
         residual: NarrowRows,
-        rows: NormedRows | RoundedRows,
+        rows: NormedRows,
         routed: Routed | JudgedRow,
         part: Experts,
     ) -> NarrowRows:

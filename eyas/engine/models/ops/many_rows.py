@@ -14,7 +14,7 @@ from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.experts import back_rounded, combine_rounded
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import skinny
-from eyas.engine.kernels.products.blocks import Fp8Rows, NormedRows, RoundedRows, Rows
+from eyas.engine.kernels.products.blocks import Fp8Rows, NormedRows, Rows
 from eyas.engine.models.ops import expert_products
 from eyas.engine.models.ops.device import DeviceOps, Experts
 from eyas.engine.models.ops.device_step import Forward
@@ -135,15 +135,11 @@ class ManyRows(DeviceOps[WideRows, WideRead]):
             return super().product(read, projection, bias)
         return self.step.product(read.rounded, projection, bias)
 
-    def chosen(
-        self, read: WideRead, router: RouterPart, part: Experts
-    ) -> tuple[NormedRows | RoundedRows, Routed]:
+    def chosen(self, read: WideRead, router: RouterPart, part: Experts) -> tuple[NormedRows, Routed]:
         made = read.routed(router, part, self.step)
         return super().chosen(read, router, part) if made is None else (made.routed.rows, made.routed)
 
-    def mix(
-        self, residual: WideRows, rows: NormedRows | RoundedRows, routed: Routed, part: Experts
-    ) -> WideRows:
+    def mix(self, residual: WideRows, rows: NormedRows, routed: Routed, part: Experts) -> WideRows:
         """The sum over experts adds the residual, and rounds the rows that are read next, where a kernel has
         all of it.
         """

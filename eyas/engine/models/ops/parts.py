@@ -14,7 +14,7 @@ from eyas.engine.kernels.experts.grouped_task import GateActivation
 from eyas.engine.kernels.experts.route import ChosenExperts
 from eyas.engine.kernels.latent.latent_rows import InnerNorms
 from eyas.engine.kernels.products import rows as row_kernels
-from eyas.engine.kernels.products.blocks import NormedRows, RoundedRows
+from eyas.engine.kernels.products.blocks import NormedRows
 from eyas.engine.kernels.products.skinny_tiles import Table
 from eyas.engine.layers.activations import Inner
 from eyas.engine.parallel.expert_places import ExpertPlaces
@@ -154,7 +154,7 @@ class RouterPart:
 class Routed:
     """Rows, of all ranks if they share experts out, and which experts each of them takes."""
 
-    rows: NormedRows | RoundedRows
+    rows: NormedRows
     chosen: ChosenExperts
 
 
