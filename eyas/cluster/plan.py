@@ -17,7 +17,6 @@ from typing import Any
 
 from eyas.common.cluster.names import CLUSTER
 from eyas.common.config import (
-    RESERVE_BYTES,
     AdapterConfig,
     EngineConfig,
     GatewayConfig,
@@ -42,13 +41,18 @@ class WorkerGpus:
 
 
 def places(
-    ranks: Mapping[str, int], numbers: Sequence[int], fraction: float, memory: Sequence[int | None]
+    ranks: Mapping[str, int],
+    numbers: Sequence[int],
+    fraction: float,
+    memory: Sequence[int | None],
+    reserves: Mapping[str, int],
 ) -> dict[str, WorkerGpus]:
     """A place for each worker. Workers whose GPU is named several times share it, in equal fractions.
 
     `ranks`: how many GPUs each worker takes; `numbers`: those GPUs, worker after worker. `fraction`: of a
     GPU's memory, for all workers there together. `memory`: bytes of every GPU of the machine, by number;
-    None: unknown. Raises ConfigError, which names the flag, if that does not fit.
+    None: unknown. `reserves`: bytes that each worker takes beside its fraction. Raises ConfigError, which
+    names the flag, if that does not fit.
     """
     _check_count(ranks, numbers)
     left = iter(numbers)
@@ -59,7 +63,7 @@ def places(
         for gpu in gpus:
             sharers[gpu].append(name)
     for gpu, names in sharers.items():
-        _check_shares(gpu, names, fraction, memory[gpu])
+        _check_shares(gpu, {name: reserves[name] for name in names}, fraction, memory[gpu])
     return {
         name: WorkerGpus(f"cuda:{gpus[0]}", fraction / max(len(sharers[gpu]) for gpu in gpus))
         for name, gpus in own.items()
@@ -83,13 +87,14 @@ def _check_gpus(name: str, gpus: Sequence[int], there: int) -> None:
         raise ConfigError(f"--gpus: {text}", param="gpus")
 
 
-def _check_shares(gpu: int, names: Sequence[str], fraction: float, memory: int | None) -> None:
+def _check_shares(gpu: int, reserves: Mapping[str, int], fraction: float, memory: int | None) -> None:
     """A worker alone on a GPU makes do with what is free; several would each take what is free now."""
-    if memory is None or len(names) == 1 or fraction * memory + len(names) * RESERVE_BYTES <= memory:
+    reserve = sum(reserves.values())
+    if memory is None or len(reserves) == 1 or fraction * memory + reserve <= memory:
         return
     raise ConfigError(
-        f"--mem-fraction-static: {', '.join(names)} share GPU {gpu}: {fraction:g} of its "
-        f"{memory / 2**30:.1f} GiB, and for each worker {RESERVE_BYTES / 2**30:g} GiB more for graphs and "
+        f"--mem-fraction-static: {', '.join(reserves)} share GPU {gpu}: {fraction:g} of its "
+        f"{memory / 2**30:.1f} GiB, and {reserve / 2**30:g} GiB more for the workers' graphs and "
         "activations, are more than it has; lower the fraction or name the GPU less often",
         param="mem-fraction-static",
     )
@@ -211,7 +216,8 @@ def _on_gpus(
     ranks = {name: engine.device_ranks for name, engine in engines.items()}
     first = number_of(config.engine.device)
     numbers = config.gpus or tuple(range(first, first + sum(ranks.values())))
-    placed = places(ranks, numbers, config.engine.mem_fraction_static, memory)
+    reserves = {name: engine.reserve_bytes for name, engine in engines.items()}
+    placed = places(ranks, numbers, config.engine.mem_fraction_static, memory, reserves)
     return {
         name: dataclasses.replace(
             engine, device=placed[name].device, mem_fraction_static=placed[name].fraction

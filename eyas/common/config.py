@@ -19,6 +19,7 @@ from typing import Any
 from eyas.common.cluster.names import CLUSTER, is_address, join
 from eyas.common.errors import ConfigError
 from eyas.common.model_folder import TextSource
+from eyas.common.step_times import MOST_TOGETHER
 from eyas.common.types import EXACT, FAST, Role
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
@@ -163,6 +164,14 @@ class EngineConfig:
         return set(self.roles) == {Role.DRAFT}
 
     @property
+    def reserve_bytes(self) -> int:
+        """Of each GPU, beside its fraction: `RESERVE_BYTES`, as many times as its steps are of the rows that
+        several prompts may have together. A draft worker has no such steps.
+        """
+        times = 1 if self.only_drafts else max(self.chunk_tokens // MOST_TOGETHER, 1)
+        return times * RESERVE_BYTES
+
+    @property
     def round_width(self) -> int:
         """Rows of a round of one sequence: the root and every draft."""
         return self.speculation.width if self.speculates else 1
@@ -209,7 +218,7 @@ EXPERT_ROWS, MOST_CHUNK = 512, 16384
 
 RESERVE_BYTES = 4 << 30
 """GPU memory beside its fraction: for the graphs and the activations of the widest step, its logits apart, if
-it has no more rows than several prompts may have together; of one with more as many times as much.
+it has no more rows than several prompts may have together; else see `EngineConfig.reserve_bytes`.
 """
 
 GPU_DEFAULTS = EngineConfig(device="cuda", **_ON_GPU)  # type: ignore[arg-type]

@@ -115,7 +115,8 @@ def test_workers_of_several_gpus_take_neighbours() -> None:
     two = ("--workers", "2", "--tp", "2")
     assert where(*two) == {"worker-0": ("cuda:0", 0.88), "worker-1": ("cuda:2", 0.88)}
     assert [device for device, _ in where(*two, "--gpus", "2,3,0,1").values()] == ["cuda:2", "cuda:0"]
-    assert places({"prefill-0": 2, "decode-0": 1}, (1, 2, 2), 0.8, FOUR.gpus) == {
+    reserves = {"prefill-0": 4 << 30, "decode-0": 4 << 30}
+    assert places({"prefill-0": 2, "decode-0": 1}, (1, 2, 2), 0.8, FOUR.gpus, reserves) == {
         "prefill-0": WorkerGpus("cuda:1", 0.4),
         "decode-0": WorkerGpus("cuda:2", 0.4),
     }
@@ -167,8 +168,12 @@ def test_an_engine_works_on_its_own_gpu(tmp_path: Path, monkeypatch: pytest.Monk
         (("--gpus", "0,1,2"), "--gpus: 3 named, 2 needed by prefill-0, decode-0"),
         (
             ("--gpus", "2,2", "--mem-fraction-static", "0.95"),
-            "--mem-fraction-static: prefill-0, decode-0 share GPU 2: 0.95 of its 140.4 GiB, and for each "
-            "worker 4 GiB more",
+            "--mem-fraction-static: prefill-0, decode-0 share GPU 2: 0.95 of its 140.4 GiB, and 8 GiB more "
+            "for the workers' graphs",
+        ),
+        (
+            ("--gpus", "2,2", "--chunked-prefill-size", "16384", "--mem-fraction-static", "0.9"),
+            "--mem-fraction-static: prefill-0, decode-0 share GPU 2: 0.9 of its 140.4 GiB, and 16 GiB more",
         ),
         (("--decode", "4", "--gpus", "0,0,0,0,0"), "--mem-fraction-static: prefill-0, decode-0, decode-1"),
     ],

@@ -18,10 +18,9 @@ from functools import partial
 
 import torch
 
-from eyas.common.config import FEWEST_SLOTS, RESERVE_BYTES, EngineConfig
+from eyas.common.config import FEWEST_SLOTS, EngineConfig
 from eyas.common.machine.gpus import number_of
 from eyas.common.params import MAX_STOP_TOKEN_IDS, SamplingParams
-from eyas.common.step_times import MOST_TOGETHER
 from eyas.common.types import GenerationRequest, KvKind
 from eyas.common.wire.control import MemoryTag
 from eyas.engine.adapters.table import AdapterMemory
@@ -338,7 +337,7 @@ def _demand(loaded: EngineSpec, groups: list[KvKind]) -> MemoryDemand:
         context_length=loaded.target.context_length,
         rows_ahead=rounds_ahead(loaded) * loaded.round_rows,
         groups=loaded.groups,
-        reserve=RESERVE_BYTES * max(config.chunk_tokens // MOST_TOGETHER, 1)
+        reserve=config.reserve_bytes
         + loaded.target.vocab_size * _logit_bytes(loaded)
         + _exchanged_bytes(loaded)
         + _block_bytes(loaded)

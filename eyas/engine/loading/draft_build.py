@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from eyas.common.config import RESERVE_BYTES, EngineConfig, SpeculationConfig
+from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import KvKind
@@ -167,6 +167,6 @@ def _pages(loaded: EngineSpec) -> int:
         page_size=config.page_size,
         context_length=loaded.target.context_length,
         rows_ahead=loaded.round_rows,
-        reserve=RESERVE_BYTES + scores + page_bytes,  # and the page behind the pool
+        reserve=config.reserve_bytes + scores + page_bytes,  # and the page behind the pool
     )
     return pool_pages(DeviceMemory.measure(config.device), config.mem_fraction_static, demand)
