@@ -139,10 +139,15 @@ def _engine(args: argparse.Namespace) -> EngineConfig:
 
 
 def _adapter_slots(args: argparse.Namespace) -> int:
-    """Slots for adapters: none where none are loaded and none may be, as in benchmarks."""
+    """Slots for adapters: none where none are loaded and none may be, as in benchmarks. Raises ConfigError
+    for a flag that needs some.
+    """
     adapters = adapter_config(args)
-    slots = getattr(args, "max_loras", None)
-    return int(slots or (LORA_SLOTS if adapters.loras or adapters.dirs else 0))
+    slots = getattr(args, "max_loras", None) or (LORA_SLOTS if adapters.loras or adapters.dirs else 0)
+    if not slots and getattr(args, "lora_experts", False):
+        flag = "lora-experts"
+        raise ConfigError(f"--{flag}: needs adapters (--lora, --lora-dir or --max-loras)", param=flag)
+    return int(slots)
 
 
 def adapter_config(args: argparse.Namespace) -> AdapterConfig:

@@ -91,6 +91,7 @@ def test_help_is_quick() -> None:
         (["serve", "--lora", "alice"], "--lora: 'alice' is not NAME=DIR"),
         (["serve", "--lora", "alice=/nowhere"], "--lora: there is no folder /nowhere"),
         (["serve", "--lora-dir", "/nowhere"], "--lora-dir: there is no folder /nowhere"),
+        (["serve", "--lora-experts"], "--lora-experts: needs adapters (--lora, --lora-dir or --max-loras)"),
         (["serve", "--max-lora-rank", "257"], "--max-lora-rank: '257' is none from 1 to 256"),
         (["serve", "--cuda-graph-bs", "1", "--disable-cuda-graph"], "--cuda-graph-bs"),
         (["serve", "--device", "gpu"], "--device: 'gpu' is neither cpu nor cuda"),
