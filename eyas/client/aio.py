@@ -226,8 +226,9 @@ class AsyncClient:
         self, mode: PauseMode = "abort", *, limit_s: float = 0.0, timeout_s: float = CONTROL_S
     ) -> int:
         """Stops generation on all workers, between two steps; how many requests that ended, or sent back to a
-        queue. Requests that come meanwhile wait, each until its deadline. `limit_s`: so many seconds later
-        generation goes on by itself, once memory is there (0: it does not).
+        queue. Requests that come meanwhile wait, each until its deadline.
+
+        `limit_s`: the seconds after which generation goes on by itself, once memory is there; 0: it does not.
         """
         request = wire.pause_request(mode, limit_s)
         reply = await self._call(self._stub.PauseGeneration, request, timeout_s)

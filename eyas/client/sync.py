@@ -222,8 +222,8 @@ class Client:
     def pause_generation(
         self, mode: PauseMode = "abort", *, limit_s: float = 0.0, timeout_s: float = CONTROL_S
     ) -> int:
-        """Stops generation, up to `limit_s` (0: until it is to go on); how many requests that ended, or sent
-        back to a queue.
+        """Stops generation; how many requests that ended, or sent back to a queue. `limit_s`: the seconds
+        after which generation goes on by itself (0: it does not).
         """
         return self._portal.wait(self._client.pause_generation(mode, limit_s=limit_s, timeout_s=timeout_s))
 

@@ -15,8 +15,9 @@ from eyas.common.machine.processes import with_variable
 
 NAP_S = 0.001
 UNWATCHED = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"
-"""Where this is set, the watchdog of a group of NCCL ends nothing: it would end this process, which serves,
-with a peer that dies."""
+"""Where this variable is set, NCCL's watchdog ends nothing. Else it would end this process, which serves, if
+a peer dies.
+"""
 
 
 class MetGroup:

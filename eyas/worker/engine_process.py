@@ -76,7 +76,7 @@ def _wait(pipe: Connection, modules: tuple[str, ...]) -> None:
 
 
 def _import(modules: tuple[str, ...]) -> None:
-    """What is imported elsewhere meanwhile waits for what this has begun. What fails is told there."""
+    """An import elsewhere waits for one that this has begun; if that fails, it is tried again, and raises."""
     with uncollected():
         for module in modules:
             try:

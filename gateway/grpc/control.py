@@ -29,7 +29,7 @@ _TAGS_TO_PB = {tag: pb for pb, tag in _TAGS.items()}
 
 
 def pause_of(request: eyas_pb2.PauseGenerationRequest) -> PauseGeneration:
-    """The command. Raises InvalidRequest for a mode that this version does not have, or no such limit."""
+    """The command. Raises InvalidRequest for a mode that is not known, or a limit that is out of range."""
     if request.mode not in _MODES:
         raise InvalidRequest(f"mode has the unknown value {request.mode}", param="mode")
     if not 0 <= request.limit_s <= MOST_PAUSE_S:

@@ -136,7 +136,7 @@ class CallerAccount:
         self.tokens = _bucket(limits.tokens_per_minute, now)
 
     def check(self, now: float, count: int = 1) -> None:
-        """Raises RateLimited if so many calls cannot begin together now, InvalidRequest if they never can."""
+        """Raises RateLimited if `count` calls cannot begin together now, InvalidRequest if they never can."""
         most, rate = self.limits.concurrent_requests, self.limits.requests_per_minute
         for limit, name in ((most, "requests at a time"), (rate, "requests per minute")):
             if limit is not None and count > limit:

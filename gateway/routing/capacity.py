@@ -18,8 +18,8 @@ LONG = 1.28
 """Standard deviations from the mean of a normal distribution to its TAIL."""
 
 BUNCH = 1.945
-"""Of requests that come in bunches, so many times the mean of those that came with it came with a request at
-the TAIL: bunches have geometric sizes, and a request is in the middle of a large one.
+"""Of requests that come in bunches, one at the TAIL came with this many times as many others as the mean
+request. Bunches have geometric sizes, and such a request is in the middle of a large one.
 """
 
 IDLE = 1e-9

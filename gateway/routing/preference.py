@@ -51,20 +51,20 @@ LATELY_S = 40.0
 """After this time, whether a request kept its targets has lost all but 1/e of its weight."""
 
 WRONG = 1.05
-"""The estimate for a number of workers is divided by this where too many requests miss their targets: another
-number for which it is nearly as high is tried then. Who misses targets says no more than that.
+"""Where too many requests miss their targets, the estimate for that number of workers is divided by this. So
+another number is tried whose estimate is nearly as high. Missed targets say no more than that.
 """
 
 CLEARLY = 2.0
-"""Standard deviations by which too many requests miss their targets then."""
+"""Requests do so clearly if more miss than may, by this many standard deviations of chance."""
 
 SETTLED_S = 20.0
-"""So long after a change, what is seen is of what came after it. Requests that miss their targets come in
-bunches, so less says nothing.
+"""Seconds after a change until missed targets are looked at. Requests that miss them come in bunches, so a
+shorter time says nothing.
 """
 
 BELIEVED_S = 300.0
-"""A number for which the estimate was too high is not tried again for so long."""
+"""Seconds for which a number whose estimate was too high is not tried again."""
 
 COUNTS = 12.0
 """Counts of one kind of load before it is said to come unevenly."""

@@ -51,6 +51,7 @@ from eyas.engine.parallel.ranks import RankChannel, RankFollowers, RankInfo
 from tests.gpu import tp_check
 from tests.gpu.answer_latent import DENSE, write_whole
 from tests.gpu.dp_check import Paced
+from tests.gpu.lines import say
 from tests.gpu.time_parallel import _microseconds, _rows
 from tests.unit.loopback import wait_all
 
@@ -125,10 +126,7 @@ class FigureLines:
         return time.monotonic() - self._began
 
     def add(self, **figures: Any) -> None:
-        line = json.dumps({"s": round(self.passed_s, 1)} | figures)
-        print(line, flush=True)
-        with (self._out / "experts.jsonl").open("a") as file:
-            file.write(line + "\n")
+        say(self._out / "experts.jsonl", {"s": round(self.passed_s, 1)} | figures)
 
 
 def write_models(out: Path, layers: Sequence[int]) -> None:

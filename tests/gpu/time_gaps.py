@@ -5,7 +5,7 @@
 An 8B's shape without weights. Streams decode alone for a while, then prompts of 8,192 tokens come at even
 intervals, and then they decode alone again: a plain step is the mean of before and after, since contexts
 grow. One engine plays every way in turn: `large` computes prompts by its largest steps as soon as more than
-one of these waits, numbers have so many rows in a step with both until four of them wait, and `usual` is what
+one of these waits, a number is the most rows of a step with both until four of them wait, and `usual` is what
 the engine does by itself. FILE gets a line of JSON for each. `--device cpu` tries the script out.
 """
 
@@ -128,7 +128,7 @@ def ways(cluster: Clocked, chosen: Sequence[str], largest: int) -> Iterator[str]
 
 
 def capped(usual: BatchLimits, total: int) -> Any:
-    """As usual where many wait, but else at most so many rows in a step with both."""
+    """As usual where many wait, else at most `total` rows in a step with both."""
     rows = usual.mixed_prefill_budget
     assert rows is not None
     return lambda rounds, many: (

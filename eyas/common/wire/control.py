@@ -36,8 +36,9 @@ MOST_PAUSE_S = 86_400.0
 
 
 class PauseGeneration(TaggedMessage, frozen=True):
-    """No step runs from now on. Requests are still taken; they wait, each until its deadline. `limit_s`: so
-    many seconds later steps run again by themselves, if memory is there (0: they do not).
+    """No step runs from now on. Requests are still taken; they wait, each until its deadline.
+
+    `limit_s`: the seconds after which steps run again by themselves, if memory is there (0: they do not).
     """
 
     mode: PauseMode
