@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from eyas.engine.kernels.experts.combine_rounded import can_round, finish_scales
 from eyas.engine.kernels.experts.route import ChosenExperts
 from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.sizes import power_of_2
@@ -27,9 +28,8 @@ _LONGEST = 512  # numbers of a weight row: 128 of them wait in a program's regis
 def can_take(weight: StoredWeight, norm: NormInput) -> bool:
     """Whether `back_rounded` takes experts' weight [experts, hidden, width], and what reads the sum."""
     hidden, width = weight.shape[-2:]
-    both = (weight.rounding, norm.rounding)
-    blocks = all(each is not None and each.rows == "block" for each in both) and norm.gain is not None
-    return blocks and hidden % SIDE == 0 and width <= _LONGEST
+    blocks = weight.rounding is not None and weight.rounding.rows == "block"
+    return blocks and width <= _LONGEST and can_round(1, hidden, norm)
 
 
 def back_rounded(
@@ -104,12 +104,7 @@ def _back_rounded(
         tl.debug_barrier()
         if tl.atomic_add(tickets + BLOCKS, 1, sem="acq_rel") == BLOCKS - 1:
             tl.store(tickets + BLOCKS, 0)
-            every = tl.arange(0, SIDE)
-            # Past L1, which does not see the stores of other SMs.
-            found = tl.load(squares + every, mask=every < BLOCKS, other=0.0, cache_modifier=".cg")
-            known = tl.load(row_scales + every, mask=every < BLOCKS, other=0.0, cache_modifier=".cg")
-            whole = tl.rsqrt(tl.sum(found, 0) / N + eps)
-            tl.store(row_scales + every, known * whole, mask=every < BLOCKS)
+            finish_scales(row_scales, squares, BLOCKS, eps, N, SIDE, SIDE)
 
 
 @triton.jit

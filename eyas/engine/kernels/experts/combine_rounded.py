@@ -8,6 +8,7 @@ order, and finishes the scales. What it computes is no `exact` arithmetic.
 from __future__ import annotations
 
 import torch
+import triton
 import triton.language as tl
 
 from eyas.engine.kernels.launch.launching import after_previous, kernel
@@ -88,10 +89,22 @@ def _combine_rounded(
     tl.debug_barrier()  # one thread takes the ticket, for the stores of all
     if tl.atomic_add(tickets + row, 1, sem="acq_rel") == parts - 1:
         tl.store(tickets + row, 0)
-        each, every = tl.arange(0, PARTS), tl.arange(0, SIDE)
-        # Past L1, which does not see the stores of other SMs.
-        found = tl.load(squares + row * parts + each, mask=each < parts, other=0.0, cache_modifier=".cg")
-        factor = tl.rsqrt(tl.sum(found, 0) / WIDTH + eps)
-        own = scales + row * BLOCKS + every
-        known = tl.load(own, mask=every < BLOCKS, other=0.0, cache_modifier=".cg")
-        tl.store(own, known * factor, mask=every < BLOCKS)
+        finish_scales(
+            scales + row * BLOCKS, squares + row * parts, parts, eps, WIDTH, PARTS, SIDE
+        )  # fmt: skip
+
+
+@triton.jit
+def finish_scales(
+    scales, squares, parts, eps, WIDTH: tl.constexpr, PARTS: tl.constexpr, SIDE: tl.constexpr
+):  # fmt: skip
+    """Multiplies the scales of a row's blocks of 128, up to SIDE of them, by what its norm multiplies the row
+    by: of the sums of squares of its parts, up to PARTS of them. Others have just stored both.
+    """
+    BLOCKS: tl.constexpr = WIDTH // 128
+    each, every = tl.arange(0, PARTS), tl.arange(0, SIDE)
+    # Past L1, which does not see the stores of other SMs.
+    found = tl.load(squares + each, mask=each < parts, other=0.0, cache_modifier=".cg")
+    known = tl.load(scales + every, mask=every < BLOCKS, other=0.0, cache_modifier=".cg")
+    factor = tl.rsqrt(tl.sum(found, 0) / WIDTH + eps)
+    tl.store(scales + every, known * factor, mask=every < BLOCKS)
