@@ -63,8 +63,8 @@ class ProductPlan:
     stretches of k that a program adds up side by side. `group`: columns of each sum of squares that is left.
     `exact`: no sum's order depends on how the product is cut. `form`: of a `PackedWeight`, whose `unit` words
     have `parts` numbers each, and are multiplied by `scaled` columns at a time; "" where there are none.
-    `shares_k`: as of `ProductTile`. `updated`, `ranks`, `stride`: as of `RowUpdates.sizes`, the first of
-    them `PARTS`, where adapters add something. `cut`: of groups of rows that do (exact: None). `mixed`: a
+    `shares_k`: as of `ProductTile`. `updated`, `ranks`, `stride`: as of `SiteNumbers.sizes`, the first
+    of them `PARTS`, where adapters add something. `cut`: of groups of rows that do (exact: None). `mixed`: a
     tile's columns may be of several parts.
     """
 
@@ -219,7 +219,7 @@ def linear_kernel(
     part = part_at(updates, column, plan)
     uppers = uppers_before(updates, row, m, column, tile * plan.columns + lines_of(plan.columns), plan)
     _wait(plan)
-    lowers = lowers_behind(updates, uppers, row, m, part, plan)
+    lowers = lowers_behind(updates, uppers, row, part, plan)
     squares = _squares(sums, m, parts, plan)
     place = row[:, None] * plan.n + column[None, :]
     if residual is not None:
@@ -279,8 +279,8 @@ def gated_kernel(
     up_uppers = uppers_before(updates, row, m, of_up, second + lines_of(plan.half), plan)
     gate_part, up_part = part_at(updates, first, plan), part_at(updates, second, plan)
     _wait(plan)
-    gate_lowers = lowers_behind(updates, gate_uppers, row, m, gate_part, plan)
-    up_lowers = lowers_behind(updates, up_uppers, row, m, up_part, plan)
+    gate_lowers = lowers_behind(updates, gate_uppers, row, gate_part, plan)
+    up_lowers = lowers_behind(updates, up_uppers, row, up_part, plan)
     squares = _squares(sums, m, parts, plan)
     if plan.unit > 0:
         made = _packed_product(x, weights, scales, beside, scaled, 0, first, first_scales, plan)
@@ -334,7 +334,7 @@ def qkv_rope_kernel(
     low = tl.multiple_of(lower, HALF)
     uppers = head_uppers_before(updates, row, m, low, heads.half, plan)
     _wait(plan)
-    lowers = lowers_behind(updates, uppers[0], row, m, part, plan)
+    lowers = lowers_behind(updates, uppers[0], row, part, plan)
     position = tl.load(positions + row, mask=row < m, other=0).to(tl.int64)
     kv_row = tl.load(kv_rows + row, mask=row < m, other=-1).to(tl.int64)
     squares = _squares(sums, m, parts, plan)

@@ -87,11 +87,11 @@ def lines_of(COUNT: tl.constexpr):
 
 
 @triton.jit
-def lowers_behind(updates, uppers, row, m, part, plan: tl.constexpr):
+def lowers_behind(updates, uppers, row, part, plan: tl.constexpr):
     """Behind the wait: the rows times the first ranks of the lower factors, which were multiplied before."""
     made = ()
     if plan.updated > 0 and plan.cut is None and not plan.mixed:
-        made = lowers_of(updates, uppers[0], 0, row, m, part, plan.updated, plan.ranks)
+        made = lowers_of(updates, uppers[0], 0, row, part, plan.updated, plan.ranks)
     return made
 
 
@@ -102,10 +102,9 @@ def updated(y, updates, uppers, lowers, row, m, column, part, plan: tl.constexpr
     if CUT is not None:
         y = with_uppers(y, updates, uppers, m, column, part, CUT, plan.mixed)
     elif plan.mixed:
-        added = updates_of(
-            updates, row, m, column, part[None, :], plan.k, plan.n, plan.updated, plan.ranks, plan.stride
-        )
-        y += added
+        y += updates_of(
+            updates, row, m, column, part, plan.k, plan.n, plan.updated, plan.ranks, plan.stride
+        )  # fmt: skip
     else:
         y += _by_ranks(updates, uppers, lowers, row, m, column, part, plan)
     return y
@@ -135,7 +134,7 @@ def _by_ranks(updates, uppers, lowers, row, m, column, part, plan: tl.constexpr)
     sums = with_ranks(sums, updates, own, 0, lowers, uppers[1], column, plan.early, plan.late, plan.n)
     if plan.ranks > GRAIN:
         for first in range(GRAIN, tl.max(own[0]), GRAIN):
-            more = lowers_of(updates, own, first, row, m, part, plan.updated, plan.ranks)
+            more = lowers_of(updates, own, first, row, part, plan.updated, plan.ranks)
             sums = with_ranks(sums, updates, own, first, more, (), column, 0, plan.late, plan.n)
     return sums
 

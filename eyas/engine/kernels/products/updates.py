@@ -67,11 +67,6 @@ class RowUpdates:
     site: SiteNumbers
 
     @property
-    def dtype(self) -> torch.dtype:
-        """That of rows and factors."""
-        return self.site.numbers.dtype
-
-    @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """For kernels that add them."""
         return self.shrunk, self.slots, self.site.numbers, self.site.places, self.site.part_of
@@ -217,7 +212,7 @@ def _add(
     if TILES:
         y = _with_tiles(y, updates, row, m, column, part, K, N, PARTS, RANKS, STRIDE)
     else:
-        y += updates_of(updates, row, m, column, part[None, :], K, N, PARTS, RANKS, STRIDE)
+        y += updates_of(updates, row, m, column, part, K, N, PARTS, RANKS, STRIDE)
     tl.store(place, y.to(made.dtype.element_ty), mask=here)
 
 
@@ -254,11 +249,11 @@ def updates_of(
 ):  # fmt: skip
     """What adapters add to columns `column` of the product's `row`s, those below m: float32 [rows, columns].
 
-    `part`: of the columns, one for all, or [1, columns]; of `PARTS`.
+    `part`: of each column, of `PARTS`.
     """
     shrunk, numbers = updates[0], updates[2]
     rank, upper = own_factors(updates, row, m, K, PARTS, STRIDE)
-    lower = shrunk + (row.to(tl.int64)[:, None] * PARTS + part) * RANKS
+    lower = shrunk + (row.to(tl.int64)[:, None] * PARTS + part[None, :]) * RANKS
     sums = tl.zeros((row.shape[0], column.shape[0]), tl.float32)
     for first in range(0, tl.max(rank), GRAIN):
         there = (first < rank)[:, None]
@@ -306,8 +301,8 @@ def call_own(updates, own, lines, N: tl.constexpr):
 
 
 @triton.jit
-def lowers_of(updates, own, first, row, m, part, PARTS: tl.constexpr, RANKS: tl.constexpr):
-    """The rows, m in all, times GRAIN ranks of a part's lower factors: [rows, GRAIN]."""
+def lowers_of(updates, own, first, row, part, PARTS: tl.constexpr, RANKS: tl.constexpr):
+    """The rows times GRAIN ranks of a part's lower factors: [rows, GRAIN]."""
     lower = updates[0] + (row.to(tl.int64)[:, None] * PARTS + part) * RANKS
     return tl.load(lower + first + tl.arange(0, GRAIN)[None, :], mask=(first < own[0])[:, None], other=0.0)
 
