@@ -48,7 +48,7 @@ def test_a_heads_experts_are_divided_too(tmp_path: Path, experts: int) -> None:
     plain = replace(RANKS, model=str(tmp_path), draft=str(tmp_path), dp_attention=4)
     ranks = replace(plain, attention_backend="triton", prefill_attention_backend="triton")
     if experts == 8:
-        assert len(EngineSpec.of(ranks).experts(KvKind.DRAFT)) == 1
+        assert len(EngineSpec.of(ranks).decoder(KvKind.DRAFT).experts) == 1
         return
     with pytest.raises(ConfigError, match="--dp-attention"):
         EngineSpec.of(ranks)

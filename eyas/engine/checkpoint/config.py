@@ -418,6 +418,12 @@ class ModelConfig:
         return kv_groups([sight for sight, source in lent if source is None])
 
     @property
+    def experts(self) -> list[ExpertsSpec]:
+        """The experts of each layer that has some."""
+        parts = (layer.feed_forward for layer in self.layers)
+        return [part for part in parts if isinstance(part, ExpertsSpec)]
+
+    @property
     def delta(self) -> DeltaShape | None:
         """The shape of the states of all layers that have one; None: no layer has."""
         return next((layer.delta for layer in self.layers if layer.delta is not None), None)

@@ -105,8 +105,7 @@ def _bytes_of_32(packed: PackedConfig | None, experts: bool, exact: bool, itemsi
 
 def replica_share(model: ModelConfig, config: EngineConfig) -> float:
     """A rank's room for replicas, as a part of all experts."""
-    counts = [part.experts for layer in model.layers if isinstance(part := layer.feed_forward, ExpertsSpec)]
-    return config.expert_replicas / max(counts, default=1)
+    return config.expert_replicas / max((part.experts for part in model.experts), default=1)
 
 
 def parameters(model: ModelConfig) -> WeightBytes:

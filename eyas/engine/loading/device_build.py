@@ -378,7 +378,7 @@ def _exchanged_bytes(loaded: EngineSpec) -> int:
         (
             (part.per_row + 1) * (loaded.decoder(group).hidden_size + part.width)
             for group in groups
-            for part in loaded.experts(group)
+            for part in loaded.decoder(group).experts
         ),
         default=0,
     )
@@ -420,16 +420,19 @@ def _models(
     def machine(group: KvKind, launch: skinny.ProductLaunch) -> DeviceMachine:
         shared = (whole, launch, attentions[group])
         made = LayerContext.on(loaded.config.device, loaded.decoder(group), *shared)
-        sharing = sharers if loaded.experts(group) else alone  # of dense layers each rank has all
+        sharing = sharers if loaded.decoder(group).experts else alone  # of dense layers each rank has all
         return DeviceMachine(replace(made, uniform_experts=loaded.uniform_experts, sharers=sharing))
 
     if loaded.target.foreign is not None:
         return _foreign(loaded, attentions[KvKind.TARGET]), None, None
     with loaded.weights(KvKind.TARGET) as weights:
         kernels = machine(KvKind.TARGET, arithmetic.products)
-        spread = spread_experts(loaded, loaded.rank)
-        kernels = replace(kernels, copies=has_copies(loaded, KvKind.TARGET))
-        kernels = replace(kernels, adapted=loaded.adapted, spread=spread)
+        kernels = replace(
+            kernels,
+            copies=has_copies(loaded, KvKind.TARGET),
+            adapted=loaded.adapted,
+            spread=spread_experts(loaded, loaded.rank),
+        )
         model = Decoder(loaded.target, weights, kernels)
     if loaded.uniform_experts:
         log = logging.getLogger("eyas.engine")

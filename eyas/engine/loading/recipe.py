@@ -15,7 +15,7 @@ import torch
 
 from eyas.common.config import EngineConfig
 from eyas.common.types import KvKind
-from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
+from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.fp8 import scales_of
 from eyas.engine.checkpoint.packed import PackedConfig
 from eyas.engine.checkpoint.packed_numbers import PackedNumbers
@@ -138,7 +138,7 @@ def wide_rows(decoder: ModelConfig, most: int) -> Iterator[int]:
     in_fp8 = isinstance(decoder.quantized, Fp8Config)
     if in_fp8:
         yield 2 * MOST_ROWS  # a bucket of tiles that `few` does not take
-    if in_fp8 or any(isinstance(layer.feed_forward, ExpertsSpec) for layer in decoder.layers):
+    if in_fp8 or decoder.experts:
         while (rows := rows + rows // 4) < most:
             yield rows
 

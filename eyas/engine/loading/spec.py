@@ -20,7 +20,7 @@ from eyas.common.types import FAST, KvKind, Role
 from eyas.common.wire.pool import SCALE_BYTES, PoolGeometry
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.torch_heads import torch_attention
-from eyas.engine.checkpoint.config import DraftConfig, ExpertsSpec, ModelConfig
+from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.weights import (
     DummyWeights,
     FolderWeights,
@@ -260,17 +260,12 @@ class EngineSpec:
     def uniform_experts(self) -> bool:
         """True if chance chooses experts; only those of the fast path."""
         chance = self.config.uniform_experts and self.config.attention_backend != "torch"
-        return chance and bool(self.experts(KvKind.TARGET))
-
-    def experts(self, group: KvKind) -> list[ExpertsSpec]:
-        """The experts of each of the decoder's layers that has some."""
-        parts = (layer.feed_forward for layer in self.decoder(group).layers)
-        return [part for part in parts if isinstance(part, ExpertsSpec)]
+        return chance and bool(self.target.experts)
 
     @property
     def slots_of_experts(self) -> ExpertSlots:
         """The slots of each of the target's layers that has experts, on all attention ranks."""
-        most = max(part.experts for part in self.experts(KvKind.TARGET))
+        most = max(part.experts for part in self.target.experts)
         return ExpertSlots(most, self.config.dp_attention, self.config.expert_replicas)
 
     def decoder(self, group: KvKind) -> ModelConfig:
@@ -328,7 +323,7 @@ def spread_experts(loaded: EngineSpec, rank: int) -> SpreadExperts | None:
     """The places of the target's experts on an attention rank; None: none has replicas."""
     if not loaded.config.expert_replicas:
         return None
-    layers = len(loaded.experts(KvKind.TARGET))
+    layers = len(loaded.target.experts)
     return SpreadExperts(loaded.slots_of_experts, rank, layers, loaded.config.device)
 
 
@@ -373,8 +368,7 @@ def _check_shared(head: DraftConfig, config: EngineConfig) -> None:
     """Raises ConfigError for a head whose experts attention ranks cannot share. In plain torch rank 0 has it
     whole.
     """
-    parts = {layer.feed_forward for layer in head.decoder.layers}
-    if config.attention_backend != "torch" and any(isinstance(part, ExpertsSpec) for part in parts):
+    if config.attention_backend != "torch" and head.decoder.experts:
         check_experts(head.decoder, config.dp_attention)
 
 
@@ -386,8 +380,7 @@ def _chunk_of(target: ModelConfig, config: EngineConfig) -> int:
     if not config.open_chunk or target.delta is None and not target.kv_format.latent:
         return config.chunk_tokens
     most = MOST_TOGETHER if target.delta is None else MOST_CHUNK
-    parts = [layer.feed_forward for layer in target.layers]
-    rows = [EXPERT_ROWS * part.experts // part.per_row for part in parts if isinstance(part, ExpertsSpec)]
+    rows = [EXPERT_ROWS * part.experts // part.per_row for part in target.experts]
     return max(config.chunk_tokens, min(max(rows, default=0), most))
 
 

@@ -66,7 +66,7 @@ def config_of_rank(config: ModelConfig, ranks: int) -> ModelConfig:
 
 def check_experts(config: ModelConfig, ranks: int) -> None:
     """Raises ConfigError, which names the flag, if attention ranks cannot share this decoder's experts."""
-    counts = {part.experts for layer in config.layers if isinstance(part := layer.feed_forward, ExpertsSpec)}
+    counts = {part.experts for part in config.experts}
     if ranks == 1 or (len(counts) == 1 and not max(counts) % ranks):
         return
     flag, name = "dp-attention", config.folder.name
@@ -82,8 +82,8 @@ def check_replicas(config: ModelConfig, engine: EngineConfig) -> None:
     """Raises ConfigError, which names the flag, for more replicas than other attention ranks have experts."""
     if not (spares := engine.expert_replicas):
         return
-    most = min(part.experts for layer in config.layers if isinstance(part := layer.feed_forward, ExpertsSpec))
-    others = most - most // engine.dp_attention
+    fewest = min(part.experts for part in config.experts)
+    others = fewest - fewest // engine.dp_attention
     if spares > others:
         flag = "expert-replicas"
         text = f"--{flag}: {spares} are more than the {others} experts that a rank's layer has not"

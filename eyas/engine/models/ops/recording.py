@@ -20,8 +20,7 @@ def most_taken(config: ModelConfig) -> int:
     """The most experts that a row takes in a layer; 0: none is known."""
     if config.foreign is not None:
         return 0
-    each = (layer.feed_forward for layer in config.layers)
-    return max((spec.per_row for spec in each if isinstance(spec, ExpertsSpec)), default=0)
+    return max((spec.per_row for spec in config.experts), default=0)
 
 
 class ExpertRecorder:
