@@ -35,7 +35,7 @@ class FusedParameter:
 
     @property
     def name(self) -> str:
-        """By which patterns of ranks know it."""
+        """The name that patterns of ranks match."""
         return f"{self.module}.{self.kind.name.rpartition('.')[2]}"
 
     def factors(

@@ -161,12 +161,12 @@ class FactorPair:
 
     @property
     def name(self) -> str:
-        """By which patterns know it."""
+        """The name that patterns match."""
         return self.module if self.parameter is None else self.parameter.name
 
     @property
     def experts(self) -> int:
-        """Of so many each factor is."""
+        """How many experts each factor holds: 1 where it is a module's own."""
         return 1 if self.parameter is None else self.parameter.experts
 
 

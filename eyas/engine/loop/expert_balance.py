@@ -56,9 +56,8 @@ class ExpertBalance:
         self._counted: npt.NDArray[np.uint32] | None = None  # at the last look
         self._recent: Loads = np.zeros((len(ranks.replicas), ranks.slots.experts))
         self._left = deque[int]()  # layers that are still to be planned
-        self._moved: list[
-            tuple[float, float, int]
-        ] = []  # of each layer: uneven by, before and after; replicas
+        # of each layer: uneven by, before and after; replicas
+        self._moved: list[tuple[float, float, int]] = []
 
     def poll(self, now: float) -> None:
         """A step of it, if one is due. `now`: monotonic seconds."""

@@ -47,9 +47,8 @@ class ExpertPlaces:
         table, owners = (
             torch.from_numpy(each) for each in (self.slots.table(replicas), self.slots.owners(replicas))
         )
-        with (
-            torch.inference_mode()
-        ):  # copies of a host's memory that is not locked are made before it returns
+        with torch.inference_mode():
+            # copies of a host's memory that is not locked are made before it returns
             self.table.copy_(table, non_blocking=True)
             self.owners.copy_(owners, non_blocking=True)
 

@@ -62,11 +62,11 @@ class ExpertSlots:
 
     def copies(self, replicas: Replicas) -> list[list[int]]:
         """The slots of each expert, its home first."""
-        found = [[self.home(expert)] for expert in range(self.experts)]
+        copies = [[self.home(expert)] for expert in range(self.experts)]
         for number, expert in enumerate(replicas):
             if expert != NONE:
-                found[expert].append(self.spare(number))
-        return found
+                copies[expert].append(self.spare(number))
+        return copies
 
     def table(self, replicas: Replicas) -> npt.NDArray[np.int32]:
         """The number of each expert's copies, then their slots: int32 [experts, 1 + ranks]."""

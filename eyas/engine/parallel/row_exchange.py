@@ -54,11 +54,11 @@ def _raised(flag, turn):
 def _wait(flag, turn):
     """Returns once a flag of this rank's has the turn; what was written before it is there then."""
     looks = 0
-    found = turn - 1
-    while (found != turn) & (looks < PATIENCE):
-        found = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+    seen = turn - 1
+    while (seen != turn) & (looks < PATIENCE):
+        seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
         looks += 1
-    if found != turn:  # as in the kernel for small tensors
+    if seen != turn:  # as in the kernel for small tensors
         tl.inline_asm_elementwise("trap; mov.b32 $0, $1;", "=r,r", [looks], tl.int32, False, 1)
     tl.debug_barrier()
 
