@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from eyas.engine.kernels.attention.softmax import UNSEEN
 from eyas.engine.kernels.latent.latent_attend import PartialResults
 from eyas.engine.kernels.latent.latent_tiles import MOST_PARTS
 from eyas.engine.kernels.launch.launching import after_previous, kernel
@@ -239,11 +240,11 @@ def _values_of_row(
         # Asked for before it is known whether they are there: what is not may be anything, and is left out.
         at = place + part * size
         x = tl.load(parts + at[:, None] * LATENT + depth[None, :], mask=part[:, None] < most, other=0.0)
-        own = tl.load(lses + at, mask=part < most, other=-1.0e30)
-        lse = tl.load(lses + place + each * size, mask=each < most, other=-1.0e30)
-        lse = tl.where(each < count, lse, -1.0e30)
+        own = tl.load(lses + at, mask=part < most, other=UNSEEN)
+        lse = tl.load(lses + place + each * size, mask=each < most, other=UNSEEN)
+        lse = tl.where(each < count, lse, UNSEEN)
     else:
-        lse = tl.load(lses + place + each * size, mask=each < count, other=-1.0e30)
+        lse = tl.load(lses + place + each * size, mask=each < count, other=UNSEEN)
     peak = tl.max(lse)
     total = tl.sum(tl.where(each < count, tl.exp2(lse - peak), 0.0))
     acc = tl.full((LATENT,), 0.0, tl.float32)
@@ -255,7 +256,7 @@ def _values_of_row(
     for first in range(begin, count, PARTS):
         part = first + tl.arange(0, PARTS)
         at = place + part * size
-        share = tl.exp2(tl.load(lses + at, mask=part < count, other=-1.0e30) - peak)
+        share = tl.exp2(tl.load(lses + at, mask=part < count, other=UNSEEN) - peak)
         x = tl.load(parts + at[:, None] * LATENT + depth[None, :], mask=(part < count)[:, None], other=0.0)
         acc += tl.sum(x * tl.where(part < count, share, 0.0)[:, None], 0)
     mixed = (acc / tl.maximum(total, 1.0e-30)).to(weight.dtype).to(tl.float32)
@@ -269,7 +270,7 @@ def _added_up(
 ):  # fmt: skip
     """The results over a context of `row` [ROWS], float32 [ROWS, LATENT], from the first part to the last."""
     count = tl.load(counts + row // width, mask=row < m, other=0)
-    peak = tl.full((ROWS,), -1.0e30, tl.float32)
+    peak = tl.full((ROWS,), UNSEEN, tl.float32)
     total = tl.full((ROWS,), 0.0, tl.float32)
     acc = tl.full((ROWS, LATENT), 0.0, tl.float32)
     column = tl.arange(0, LATENT)[None, :]
@@ -277,7 +278,7 @@ def _added_up(
     for part in tl.range(0, tl.max(count), num_stages=3):
         there = part < count
         at = place + part * size
-        lse = tl.load(lses + at, mask=there, other=-1.0e30)
+        lse = tl.load(lses + at, mask=there, other=UNSEEN)
         x = tl.load(parts + at[:, None] * LATENT + column, mask=there[:, None], other=0.0)
         new_peak = tl.maximum(peak, lse)
         weight, rescale = tl.exp2(lse - new_peak), tl.exp2(peak - new_peak)
