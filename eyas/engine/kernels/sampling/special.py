@@ -121,18 +121,13 @@ def mask_words(vocab: int) -> int:
 
 def mask(work: SpecialWorkspace, count: int) -> None:
     """Sets the first `count` of `work.logits` to -inf where `work.masks` do not allow a token."""
-    _launch_mask(work.logits, None, work.masks[:count])
+    mask_in_place(work.logits, None, work.masks[:count])
 
 
-def mask_in_place(logits: torch.Tensor, places: torch.Tensor, masks: torch.Tensor) -> None:
+def mask_in_place(logits: torch.Tensor, places: torch.Tensor | None, masks: torch.Tensor) -> None:
     """Sets rows of `logits` float32 [N, vocab] to -inf where their masks do not allow a token. `places` int32
-    [n]: which rows, below 0 none; `masks` int32 [n, mask_words(vocab)].
+    [n]: which rows, below 0 none (None: the first ones); `masks` int32 [n, mask_words(vocab)].
     """
-    _launch_mask(logits, places, masks)
-
-
-def _launch_mask(logits: torch.Tensor, places: torch.Tensor | None, masks: torch.Tensor) -> None:
-    """`places`: None: the first rows."""
     vocab = logits.shape[1]
     tile = min(_TILE, power_of_2(vocab))
     _mask[(masks.shape[0], cdiv(vocab, tile))](
