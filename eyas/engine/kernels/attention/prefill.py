@@ -73,10 +73,6 @@ def tiling_for(kv: PagedKv, group: int, queries: int = 0, count: int = 0) -> Chu
     return replace(tiling, rows=rows, programs=cdiv(queries or TILE // group, rows // group))
 
 
-def _least(dim: int) -> int:
-    return _LEAST if dim <= _SLIM else _LEAST_WIDE
-
-
 @dataclass(frozen=True)
 class _PrefillLayout:
     """The kernel's compile-time parameters."""
@@ -104,7 +100,7 @@ class _PrefillLayout:
     @property
     def least(self) -> int:
         """Blocks of a part, of which there may be fewer than programs."""
-        return _least(self.dim)
+        return _LEAST if self.dim <= _SLIM else _LEAST_WIDE
 
     @property
     def slice(self) -> int:
@@ -194,7 +190,7 @@ def _parts(kv: PagedKv, tiling: ChunkTiling, tiles: int, rows: int) -> int:
         return 1
     if kv.dim > _SLIM:
         padded, real = tiles * tiling.programs, cdiv(rows, tiling.rows)
-        return most_parts(max(kv.kv_heads * padded, 1), max(kv.kv_heads * real, 1))
+        return _most_parts(max(kv.kv_heads * padded, 1), max(kv.kv_heads * real, 1))
     at_once = 2 * _PROGRAMS if tiling.warps == _FEW_WARPS else _PROGRAMS
     longest = kv.tables.shape[1] * kv.page_size // (tiling.keys * _LEAST)
     return max(min(at_once // max(kv.kv_heads * cdiv(rows, tiling.rows), 1), _MOST_PARTS, longest), 1)
@@ -206,7 +202,7 @@ def _sees_all(kv: PagedKv) -> bool:
     return not (rule.window or rule.chunk) and rule.sinks is None and kv.firsts is None
 
 
-def most_parts(programs: int, real: int) -> int:
+def _most_parts(programs: int, real: int) -> int:
     """The parts of keys that an attention by so many programs is worth, with those of padding. A GPU runs one
     per multiprocessor: of 76 it is half idle. Three parts or more of all that may be `real` at once are best.
     """
