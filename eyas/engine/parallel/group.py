@@ -55,9 +55,8 @@ class ProcessGroup:
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self._check = check
         self._meetings = 0
-        self._memory: PeerMemory | None = None
+        self._shared: list[PeerMemory] = []
         self._one_shot: OneShot | None = None
-        self._row_memory: PeerMemory | None = None
         self._rows: RowExchange | None = None
         if self.ranks == 1:
             return
@@ -86,20 +85,27 @@ class ProcessGroup:
 
     def _open_one_shot(self) -> None:
         """Sends small sums through memory that all ranks map, if the devices can reach each other."""
-        self._memory = PeerMemory.share(OneShot.buffer_bytes(self.ranks), self._device)
-        if self._memory is not None:
-            pdl = torch.cuda.get_device_capability(self._device) >= (9, 0)
-            self._one_shot = OneShot(self.rank, self._memory.addresses, pdl=pdl)
+        if (memory := self._share(OneShot.buffer_bytes(self.ranks))) is not None:
+            self._one_shot = OneShot(self.rank, memory.addresses, pdl=self._pdl)
 
     def share_rows(self) -> None:
         """Has rows that `gather` and `sum_for_owners` take go through memory that all ranks map, however many
         they are, if the devices can reach each other. All ranks call it together, before they capture one.
         """
-        if self._memory is not None:
-            self._row_memory = PeerMemory.share(ExchangeSizes().buffer_bytes(self.ranks), self._device)
-        if self._row_memory is not None:
-            pdl = torch.cuda.get_device_capability(self._device) >= (9, 0)
-            self._rows = RowExchange(self.rank, self._row_memory.addresses, pdl=pdl)
+        if self._one_shot is None:
+            return
+        if (memory := self._share(ExchangeSizes().buffer_bytes(self.ranks))) is not None:
+            self._rows = RowExchange(self.rank, memory.addresses, pdl=self._pdl)
+
+    def _share(self, size: int) -> PeerMemory | None:
+        """Memory of `size` bytes per rank until `close`, if the devices can reach each other."""
+        memory = PeerMemory.share(size, self._device)
+        self._shared += [] if memory is None else [memory]
+        return memory
+
+    @property
+    def _pdl(self) -> bool:
+        return torch.cuda.get_device_capability(self._device) >= (9, 0)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Replaces `tensor` (contiguous, any shape, numbers) by its sum over all ranks."""
@@ -296,9 +302,8 @@ class ProcessGroup:
         """
         if self.ranks == 1 or not dist.is_initialized():
             return
-        for memory in (self._memory, self._row_memory):
-            if memory is not None:
-                memory.close()
+        for memory in self._shared:
+            memory.close()
         dist.destroy_process_group()
 
     @contextmanager

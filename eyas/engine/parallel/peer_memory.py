@@ -65,7 +65,9 @@ class PeerMemory:
                 failure = str(error)
         if _on_every_rank(not failure, device):
             return memory
-        logging.getLogger("eyas.engine").warning("small sums go through NCCL: %s", failure or "a peer cannot")
+        logging.getLogger("eyas.engine").warning(
+            "ranks exchange through NCCL: %s", failure or "a peer cannot"
+        )
         _release(memory, device)
         return None
 
