@@ -69,7 +69,7 @@ class WideRead:
     def whole(self) -> torch.Tensor:
         """The residual's rows [m, hidden]."""
         if self._residual.added is not None and self._whole is self._residual.x:
-            assert self.normed is not None
+            _ = self.normed
         return self._whole
 
     def routed(
@@ -112,17 +112,14 @@ class ManyRows(DeviceOps[WideRows, WideRead]):
         read = WideRead(residual, norm, pdl)
         if norm.rounding is not None and x.shape[0] <= skinny.MAX_ROWS:
             return read, WideRows(x, read=read)
-        assert read.normed is not None  # at once: what is read of many rows is not kept for long
+        _ = read.normed  # at once: what is read of many rows is not kept for long
         return read, WideRows(x)
 
     def leave(self, residual: WideRows) -> torch.Tensor:
         if residual.read is not None:
             return residual.read.whole
-        if residual.post is not None:
-            assert WideRead(residual, row_kernels.NormInput(self.eps), False).normed is not None
-        elif residual.added is not None:
-            residual.x.add_(residual.added)
-        return residual.x
+        norm = None if residual.post is None else row_kernels.NormInput(self.eps)
+        return WideRead(residual, norm, False).whole
 
     def normed(self, read: WideRead) -> NormedRows:
         return read.normed
