@@ -191,11 +191,9 @@ def _choose(
     rank = tl.arange(0, 32)
     routed = rank < plan.per_row
     if plan.local > 0:
-        taken = _numbers_here(
-            taken, routed, row, kv_rows, first, first_row, end_row, table, loads, plan.local, plan.width
-        )
+        taken = _numbers_here(taken, routed, row, kv_rows, first, first_row, end_row, table, loads, plan)
     if plan.shared:
-        last = _shared_number(kv_rows, row, first_row, end_row, plan.experts, plan.local)
+        last = _shared_number(kv_rows, row, first_row, end_row, plan)
         taken = tl.where(rank == plan.per_row, last, taken)
         share = _share_of(own + plan.experts, plan.share)
         taken_weights = tl.where(rank == plan.per_row, share, taken_weights)
@@ -232,10 +230,7 @@ def best_of(logit, correction, row, plan: tl.constexpr):
         merit += tl.load(correction + expert, mask=there, other=0.0)
     open_ = there
     if plan.topk_groups < plan.groups:
-        groups = _open_groups(
-            merit, there, plan.groups, plan.topk_groups, plan.best, plan.rows, EXPERTS
-        )  # fmt: skip
-        open_ = there & (groups[:, None] > 0)
+        open_ = there & (_open_groups(merit, there, plan)[:, None] > 0)
     offset = 0
     if plan.uniform:
         offset = by_chance(tl.sum(tl.sum(tl.where(expert == 0, logit, 0.0), 1), 0), row) % EXPERTS
@@ -271,18 +266,17 @@ def _scored(logit, SIGMOID: tl.constexpr):
 
 @triton.jit
 def _numbers_here(
-    taken, chosen, row, kv_rows, first, first_row, end_row, table, loads, LOCAL: tl.constexpr,
-    WIDTH: tl.constexpr,
+    taken, chosen, row, kv_rows, first, first_row, end_row, table, loads, plan: tl.constexpr
 ):  # fmt: skip
-    """The numbers of a row's experts among the LOCAL ones that are here; -1: it is not, or the row is
-    padding. Where some have replicas, choices of this rank's rows are counted."""
+    """The numbers of a row's experts among those that are here; -1: it is not, or the row is padding.
+    Where some have replicas, choices of this rank's rows are counted."""
     chosen &= tl.load(kv_rows + row) >= 0
     slot = taken
-    if WIDTH > 0:
-        slot = _slot_of(taken, table, row, end_row - first_row, chosen, WIDTH)
+    if plan.width > 0:
+        slot = _slot_of(taken, table, row, end_row - first_row, chosen, plan.width)
         own = chosen & (row >= first_row) & (row < end_row)
         tl.atomic_add(loads + taken, tl.full(taken.shape, 1, tl.int32), mask=own, sem="relaxed")
-    return tl.where(chosen & (slot >= first) & (slot < first + LOCAL), slot - first, -1)
+    return tl.where(chosen & (slot >= first) & (slot < first + plan.local), slot - first, -1)
 
 
 @triton.jit
@@ -303,35 +297,35 @@ def _slot_of(taken, table, row, rows, chosen, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _shared_number(kv_rows, row, first_row, end_row, EXPERTS: tl.constexpr, LOCAL: tl.constexpr):
+def _shared_number(kv_rows, row, first_row, end_row, plan: tl.constexpr):
     """The number of the shared expert, behind those that are here; -1 for another rank's rows, and
     padding.
     """
-    number = EXPERTS
-    if LOCAL > 0:
+    number = plan.experts
+    if plan.local > 0:
         here = (row >= first_row) & (row < end_row) & (tl.load(kv_rows + row) >= 0)
-        number = tl.where(here, LOCAL, -1)
+        number = tl.where(here, plan.local, -1)
     return number
 
 
 @triton.jit
-def _open_groups(
-    merit, there, GROUPS: tl.constexpr, TOPK_GROUPS: tl.constexpr, BEST: tl.constexpr, ROWS: tl.constexpr,
-    EXPERTS: tl.constexpr,
-):  # fmt: skip
-    """1 for the KEPT best groups, [ROWS]: a group is as good as the sum of its BEST best scores."""
+def _open_groups(merit, there, plan: tl.constexpr):
+    """1 for the best groups, [rows]: a group is as good as the sum of its best scores."""
+    BEST: tl.constexpr = plan.best
+    TOPK_GROUPS: tl.constexpr = plan.topk_groups
+    ROWS: tl.constexpr = plan.rows
     group = tl.arange(0, ROWS)
-    place = tl.arange(0, merit.shape[1])[None, :] + tl.zeros((ROWS, 1), tl.int32)
+    place = tl.arange(0, plan.side)[None, :] + tl.zeros((ROWS, 1), tl.int32)
     left = there
     good = tl.zeros((ROWS,), tl.float32)
     for _ in tl.static_range(BEST):
         best = tl.max(tl.where(left, merit, float("-inf")), 1)
-        first = tl.min(tl.where(left & (merit == best[:, None]), place, EXPERTS), 1)
+        first = tl.min(tl.where(left & (merit == best[:, None]), place, plan.experts), 1)
         left = left & (place != first[:, None])
         good += best
-    open_ = group < GROUPS
+    open_ = group < plan.groups
     for _ in tl.static_range(TOPK_GROUPS):
         best = tl.max(tl.where(open_, good, float("-inf")), 0)
         first = tl.min(tl.where(open_ & (good == best), group, ROWS), 0)
         open_ = open_ & (group != first)
-    return tl.where((group < GROUPS) & (open_ == 0), 1, 0)
+    return tl.where((group < plan.groups) & (open_ == 0), 1, 0)
