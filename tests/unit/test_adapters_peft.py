@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tiny import write_tiny_llama
 
 from eyas.common.errors import InvalidRequest, NotFound
-from eyas.engine.adapters.peft import PeftAdapter, read_adapter
+from eyas.engine.adapters.peft import LowRankUpdate, PeftAdapter, read_adapter
 from eyas.engine.models.table import read_model
 
 FIRST = "model.layers.0.self_attn.q_proj"
@@ -29,6 +29,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _read(folder: Path, model: Path, most: int = 16) -> PeftAdapter:
     return read_adapter(folder, read_model(model), most)
+
+
+def _up(update: LowRankUpdate) -> torch.Tensor:
+    """The upper factor with its scaling."""
+    return update.stored.float() * update.scaling
 
 
 def _say(folder: Path, **fields: Any) -> None:
@@ -47,13 +52,13 @@ def test_scalings_and_patterns_are_those_of_peft(tmp_path: Path, model: Path) ->
     (name,) = [n for n in _read(plain, model).updates if n == f"{FIRST}.weight"]
     update = _read(plain, model).updates[name]
     stored = load_file(plain / "adapter_model.safetensors")[f"base_model.model.{FIRST}.lora_B.weight"]
-    assert torch.equal(update.up, stored * 1.5)
+    assert torch.equal(_up(update), stored * 1.5)
     _say(plain, use_rslora=True)
-    assert torch.equal(_read(plain, model).updates[name].up, stored * 3.0)
+    assert torch.equal(_up(_read(plain, model).updates[name]), stored * 3.0)
     _say(plain, use_rslora=False, alpha_pattern={"0.self_attn.q_proj": 8, "v_proj": 100})
-    assert torch.equal(_read(plain, model).updates[name].up, stored * 2.0)
+    assert torch.equal(_up(_read(plain, model).updates[name]), stored * 2.0)
     _say(plain, alpha_pattern={"elf_attn.q_proj": 8})  # a pattern names whole parts of a name
-    assert torch.equal(_read(plain, model).updates[name].up, stored * 1.5)
+    assert torch.equal(_up(_read(plain, model).updates[name]), stored * 1.5)
     _say(plain, rank_pattern={"^model.layers.0.self_attn.q_proj": 2})
     with pytest.raises(InvalidRequest, match=r"q_proj is \(4, 64\): no factor of rank 2"):
         _read(plain, model)
@@ -63,7 +68,7 @@ def test_scalings_and_patterns_are_those_of_peft(tmp_path: Path, model: Path) ->
         tensors |= {down: tensors[down][:2].contiguous(), up: tensors[up][:, :2].contiguous()}
 
     _store(plain, cut_rank)
-    assert torch.equal(_read(plain, model).updates[name].up, stored[:, :2] * 3.0)
+    assert torch.equal(_up(_read(plain, model).updates[name]), stored[:, :2] * 3.0)
 
 
 def test_an_id_is_the_contents(tmp_path: Path, model: Path) -> None:
@@ -163,9 +168,9 @@ def test_a_file_that_is_written_again_changes_nothing_that_was_read(tmp_path: Pa
         file.truncate(100)
         file.truncate(1 << 20)  # zeros
     for name, update in read.updates.items():
-        assert update.down.any() and update.up.any()
+        assert update.down.any() and _up(update).any()
         assert torch.equal(update.down, again.updates[name].down)
-        assert torch.equal(update.up, again.updates[name].up)
+        assert torch.equal(_up(update), _up(again.updates[name]))
 
 
 def test_two_names_of_one_matrix_are_refused(tmp_path: Path, model: Path) -> None:

@@ -63,18 +63,13 @@ _OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 @dataclass(frozen=True)
 class LowRankUpdate:
-    """What is added to a matrix [n, k]: up [n, rank] times down [rank, k]. `stored`: `up` as it is stored,
-    without the scaling.
+    """What is added to a matrix [n, k]: the upper factor, `stored` [n, rank] times `scaling`, times `down`
+    [rank, k].
     """
 
     down: torch.Tensor
     stored: torch.Tensor
     scaling: float = 1.0
-
-    @property
-    def up(self) -> torch.Tensor:
-        """With the scaling, float32."""
-        return self.stored.float() * self.scaling
 
     @property
     def rank(self) -> int:
