@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # it has no assembler, and no bfloat16
+from eyas.engine.kernels.launch.launching import INTERPRETED
 
 _LIFT = tl.constexpr(2.0**60)  # the root of what makes up for moved bits: no number of 32 bits holds both
 
@@ -56,7 +56,7 @@ def query_parts(q_tile):
 @triton.jit
 def key_part(words, PART: tl.constexpr, like):
     """The first or the second of every two words uint16 [n, dim / 2], as keys [n, dim / 2] like `like`."""
-    if _INTERPRETED or like.dtype == tl.float32:
+    if INTERPRETED or like.dtype == tl.float32:
         word = tl.split(tl.reshape(words, (words.shape[0], words.shape[1] // 2, 2)))[PART]
         made = tl.reshape(tl.join(_number(word & 255, like), _number(word >> 8, like)), words.shape)
     else:
@@ -81,7 +81,7 @@ def value_part(words, PART: tl.constexpr, like):
 def weighed(weights, scales, like):
     """Weights float32 [m, n] times the scales [n] of values, for `value_part`; `like`: the queries."""
     made = weights * (scales * _LIFT)[None, :]
-    if not (_INTERPRETED or like.dtype == tl.float32):
+    if not (INTERPRETED or like.dtype == tl.float32):
         made = made.to(tl.bfloat16)
     return made
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # it has no assembler
+from eyas.engine.kernels.launch.launching import INTERPRETED
 
 UNSEEN = tl.constexpr(-1.0e30)
 """Finite: what a query does not see then weighs nothing, wherever it stands."""
@@ -31,7 +31,7 @@ def settled(acc):
     The product of queries and keys would begin while that of weights and values is in flight, and ptxas then
     has every instruction of the matrix unit wait for the one before it (its C7515).
     """
-    if _INTERPRETED:
+    if INTERPRETED:
         return acc
     return tl.inline_asm_elementwise(
         "mov.b32 $0, $1;", "=r,r", [acc], dtype=tl.float32, is_pure=False, pack=1

@@ -20,6 +20,9 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+"""Triton's interpreter runs the kernels: it has no assembler, and no bfloat16."""
+
 _ALIGNED = 16  # bytes, and what whole numbers are multiples of, where Triton knows it
 
 

@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.engine.kernels.launch.launching import kernel
+from eyas.engine.kernels.launch.launching import INTERPRETED, kernel
 from eyas.engine.kernels.launch.sizes import cdiv
 from eyas.engine.kernels.products.packed import PackedWeight
 from eyas.engine.kernels.products.skinny_tiles import PackedStep
@@ -39,7 +39,6 @@ LARGEST = 1
 _LOWEST, _TOP = -9, 8  # exponents of NVFP4's scales: of the smallest one that is not zero, and of the largest
 _ROWS = 32  # that a program widens
 _LIFT = 126  # by which exponents of scales are stored: 127, and 126 more, less the 127 of bfloat16
-_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # it has no assembler
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ def factors_of(scales, pair: tl.constexpr, unit: tl.constexpr = 32):
     if unit == 16:
         bits = scales >> 16 * pair
         return (((bits & 255) << 4) | ((bits & 0xFF00) << 12)) + 0x76007600
-    elif _INTERPRETED:
+    elif INTERPRETED:
         bits = scales >> 16 * pair
         return ((bits & 255) << 7) | ((bits & 0xFF00) << 15)
     else:
@@ -192,7 +191,7 @@ def factors_of(scales, pair: tl.constexpr, unit: tl.constexpr = 32):
 def part_of(words, factors, part: tl.constexpr, dtype: tl.constexpr):
     """Numbers of words [n, unit] times their rows' factors [n]: [n, unit] in a type."""
     each = tl.broadcast_to(factors[:, None], words.shape)
-    if _INTERPRETED or dtype != tl.bfloat16:
+    if INTERPRETED or dtype != tl.bfloat16:
         number = _bits_of(words.to(tl.int32), part).to(tl.float32, bitcast=True)
         factor = (each >> 16) << 16 if part % 2 else each << 16
         made = (number * factor.to(tl.float32, bitcast=True)).to(dtype)

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.engine.kernels.launch.launching import kernel
+from eyas.engine.kernels.launch.launching import INTERPRETED, kernel
 from eyas.engine.kernels.launch.sizes import cdiv
 from eyas.engine.kernels.products.integers import IntegerWeight
 from eyas.engine.kernels.products.skinny_tiles import PackedStep
@@ -35,8 +35,6 @@ _ROWS = 16  # that a program widens
 
 _BASES = {torch.bfloat16: 128.0, torch.float16: 1024.0, torch.float32: 0.0}
 """What a type's number begins as: the bits of this, with the packed number as the lowest."""
-
-_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # it has no assembler
 
 
 @dataclass(frozen=True)
@@ -154,7 +152,7 @@ def base_of(dtype: tl.constexpr):
 def part_of(words, zeros, part: tl.constexpr):
     """Numbers of words [.., n, unit], less their rows' zero points [.., n], in the type of `zeros`."""
     less = tl.broadcast_to(tl.expand_dims(zeros, -1), words.shape)
-    if _INTERPRETED or zeros.dtype == tl.float32:
+    if INTERPRETED or zeros.dtype == tl.float32:
         number = ((words >> 4 * part) & 15).to(tl.float32) + base_of(zeros.dtype)
         made = (number - less.to(tl.float32)).to(zeros.dtype)
     elif zeros.dtype == tl.bfloat16:
@@ -172,7 +170,7 @@ def part_of(words, zeros, part: tl.constexpr):
 def scaled_part_of(words, zeros, scales, part: tl.constexpr):
     """The same, times their rows' scales [n] of that type; rounded."""
     factor = tl.broadcast_to(scales[:, None], words.shape)
-    if _INTERPRETED or zeros.dtype == tl.float32:
+    if INTERPRETED or zeros.dtype == tl.float32:
         made = part_of(words, zeros, part).to(tl.float32) * factor.to(tl.float32)
         made = made.to(zeros.dtype)
     else:
