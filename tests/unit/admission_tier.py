@@ -77,7 +77,7 @@ class FakeModel:
     """Model, runner and pool in one. It computes no token, but looks at the pages that it would write."""
 
     vocab_size, eos_token_ids = VOCAB, ()
-    layers, foreign = (), None  # none has experts
+    experts, foreign = (), None  # none has experts
 
     def __init__(self, tier: Tier) -> None:
         self._tier = tier
