@@ -5,14 +5,17 @@
 Seven plain streams of an 8B shape run beside each part: nothing; adapters that are read; prompts of the plain
 model; prompts for adapters that have their slot; for adapters that must first be copied into one; and the
 same again, when their prompts are cached. Each prompt is new but in the last part, so two parts differ in one
-thing. A line per part: the middle and the longest gap between a stream's tokens, and what took the
-engine's thread longest. First come the steps of a load, with no stream; `--only-steps`: without an engine, in
-seconds. `--device cpu` tries the script out.
+thing. A line per part: the middle and the longest gap between a stream's tokens, what took the engine's
+thread longest, and the longest launch and the longest landing of a step, each with the step's shape. Reads
+come twice: with the interpreter's own time between two threads' turns, and with a tenth of it. First come the
+steps of a load, with no stream; `--only-steps`: without an engine, in seconds. `--device cpu` tries the
+script out.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -34,6 +37,7 @@ from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.host_tensors import HostTensors
 from eyas.engine.checkpoint.weights import WeightPlacement
 from eyas.engine.device import adapters
+from eyas.engine.device.flight import LaunchedStep
 from eyas.engine.formats.adapted import AdaptedProjection
 from eyas.engine.formats.projection import Projection
 from eyas.engine.models.table import read_model
@@ -103,6 +107,49 @@ def watched_engine(cluster: Clocked) -> Stopwatch:
     return watch
 
 
+class StepLog:
+    """The steps of an engine: how long each took to launch and to land, and what it was."""
+
+    def __init__(self, cluster: Clocked) -> None:
+        runner = cluster.workers["unified"].engine._loop.runner
+        self._captured = getattr(getattr(runner, "_executor", None), "_captured", {})
+        self._longest: dict[str, tuple[float, str]] = {}
+        inner, land = runner.launch, LaunchedStep.land
+
+        def launch(works: Any) -> Any:
+            began = time.perf_counter()
+            flight = inner(works)
+            self._note("launch", began, flight)
+            return flight
+
+        def landed(flight: LaunchedStep) -> Any:
+            began = time.perf_counter()
+            results = land(flight)
+            self._note("land", began, flight)
+            return results
+
+        runner.launch = launch
+        LaunchedStep.land = landed  # type: ignore[method-assign]
+
+    def _note(self, what: str, began: float, flight: Any) -> None:
+        took = 1e3 * (time.perf_counter() - began)
+        if took > self._longest.get(what, (0.0, ""))[0]:
+            self._longest[what] = (round(took, 2), self._called(flight))
+
+    def _called(self, flight: Any) -> str:
+        shape = getattr(flight, "shape", None)
+        if shape is None:
+            return ""
+        adapted = ", adapted" if shape.adapted else ""
+        graph = "a graph" if shape in self._captured else "no graph"
+        return f"{shape.batch} rounds + {shape.chunk} rows{adapted}, {graph}"
+
+    def taken(self) -> dict[str, tuple[float, str]]:
+        """The longest of each kind since it was last asked."""
+        longest, self._longest = self._longest, {}
+        return longest
+
+
 def prompt(sizes: Sizes, adapter: str, number: int) -> GenerationRequest:
     """One that is new with each number."""
     words = tuple((i * 11 + 13 * number + 1) % 499 for i in range(sizes.prompt))
@@ -118,6 +165,7 @@ class Beside:
     cluster: Clocked
     sizes: Sizes
     watch: Stopwatch
+    steps: StepLog
     out: Path
     prompts: int = 0
 
@@ -128,6 +176,7 @@ class Beside:
             time.sleep(0.01)
         time.sleep(APART_S)
         self.watch.taken()
+        self.steps.taken()
         since = time.perf_counter()
         for call in calls:
             call()
@@ -143,6 +192,7 @@ class Beside:
                 "part": name,
                 "gaps_ms": [round(gaps[len(gaps) // 2], 2), *sorted({round(gap, 2) for gap in gaps})[-4:]],
                 **longest,
+                **self.steps.taken(),
             },
         )
 
@@ -182,7 +232,7 @@ def main() -> None:
                 ids.append(cluster.load_adapter(folder).id)
                 took = round(1e3 * (time.perf_counter() - began), 1)
                 say(options.out, {"load_ms": took} | {name: all for name, (all, _) in load.taken().items()})
-            beside = Beside(cluster, sizes, watched_engine(cluster), options.out)
+            beside = Beside(cluster, sizes, watched_engine(cluster), StepLog(cluster), options.out)
             time_beside(beside, folders[options.times :], ids)
             say(options.out, {"disk": load.taken()})
 
@@ -253,7 +303,10 @@ def time_beside(beside: Beside, folders: Sequence[Path], ids: Sequence[str]) -> 
     beside.part("prompts of one adapter", beside.answered(first), *(beside.answered(first) for _ in ids))
     beside.part("prompts and slots", *(beside.answered(id) for id in ids))
     beside.part("slots, prompts cached", *(beside.answered(id, new=False) for id in [*ids, *ids]))
-    beside.part("disk again", *(partial(cluster.load_adapter, folder) for folder in folders[half:]))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(interval / 10)
+    beside.part("disk, short turns", *(partial(cluster.load_adapter, folder) for folder in folders[half:]))
+    sys.setswitchinterval(interval)
 
 
 if __name__ == "__main__":
