@@ -15,9 +15,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import multiprocessing
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -110,10 +112,13 @@ async def answered(session: DecodeSession, name: str, batch: int, count: int) ->
     for i, id in enumerate(sorted(left)):
         session.submit(GenerationRequest(id, tuple(range(100 + i, 100 + i + PROMPT)), params), 1, False)
     began, rounds, tokens, offered = 0.0, 0, 0, 0
+    watched, times = min(left), list[float]()
     async with contextlib.aclosing(aiter(session)) as events:
         async for event in events:
             for entry in event.entries if isinstance(event, StepReply) else ():
                 began = began or time.perf_counter()
+                if entry.id == watched:
+                    times.append(time.perf_counter())
                 rounds += entry.index > 0
                 tokens += len(entry.tokens) if entry.index else 0
                 offered += bool(entry.offered)
@@ -123,10 +128,22 @@ async def answered(session: DecodeSession, name: str, batch: int, count: int) ->
     seconds = time.perf_counter() - began
     return {
         "round_ms": round(1e3 * seconds * batch / rounds, 3),
+        **pace(times),
         "tokens_per_round": round(tokens / rounds, 3),
         "tokens_per_s": round(tokens / seconds, 1),
         "drafted": round(offered / rounds, 3),
     }
+
+
+def pace(times: Sequence[float]) -> dict[str, float]:
+    """Of the moments when one sequence's tokens came: the median round, and by how much all rounds together
+    took longer than as many of those. What an answer's beginning costs is there, and in no median.
+    """
+    gaps = [1e3 * (after - before) for before, after in itertools.pairwise(times)]
+    if not gaps:
+        return {}
+    steady = statistics.median(gaps)
+    return {"steady_ms": round(steady, 3), "beyond_ms": round(sum(gaps) - steady * len(gaps), 1)}
 
 
 def counted(name: str, port: int) -> dict[str, float]:
@@ -205,11 +222,12 @@ async def ready(
 def report(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
     """A row per batch and way, and its tokens per second over those of a colocated head."""
     alone = {line["batch"]: line["tokens_per_s"] for line in lines if line["way"] == COLOCATED}
-    names = f"{'batch':>5} {'way':>9}", f"{'round ms':>9} {'tokens':>7} {'drafted':>8}"
+    names = f"{'batch':>5} {'way':>9}", f"{'round ms':>9} {'steady':>7} {'tokens':>7} {'drafted':>8}"
     yield " ".join((*names, f"{'tokens/s':>9} ratio"))
     for line in sorted(lines, key=lambda line: (line["batch"], line["way"])):
         ratio = line["tokens_per_s"] / alone[line["batch"]] if line["batch"] in alone else 0.0
-        figures = f"{line['round_ms']:>9.3f} {line['tokens_per_round']:>7.2f} {line['drafted']:>8.2f}"
+        rounds = f"{line['round_ms']:>9.3f} {line.get('steady_ms', 0.0):>7.3f}"
+        figures = f"{rounds} {line['tokens_per_round']:>7.2f} {line['drafted']:>8.2f}"
         case = f"{line['batch']:>5} {line['way']:>9}"
         yield f"{case} {figures} {line['tokens_per_s']:>9.0f} {ratio:.3f}"
 
