@@ -129,7 +129,7 @@ class StepLog:
             return results
 
         runner.launch = launch
-        LaunchedStep.land = landed  # type: ignore[method-assign]
+        LaunchedStep.land = landed  # type: ignore[assignment, method-assign]
 
     def _note(self, what: str, began: float, flight: Any) -> None:
         took = 1e3 * (time.perf_counter() - began)

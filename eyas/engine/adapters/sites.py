@@ -8,8 +8,10 @@ rows once for all parts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Self
 
@@ -17,6 +19,7 @@ import torch
 
 from eyas.common.errors import InvalidRequest
 from eyas.engine.adapters.peft import PeftAdapter
+from eyas.engine.checkpoint.host_tensors import READERS
 from eyas.engine.checkpoint.weights import WeightPlacement
 from eyas.engine.ipc.adapter_messages import LORA_PATH
 from eyas.engine.kv.pinned import host_bytes
@@ -187,18 +190,22 @@ class AdapterSites:
         ranks = [site.rank(adapter) for site in self.sites]
         counts = [site.words(rank) for site, rank in zip(self.sites, ranks, strict=True)]
         numbers = host_bytes(sum(counts) * dtype.itemsize, torch.device("cpu")).view(dtype)
-        first, places = 0, []
-        for site, rank, count in zip(self._on_host(), ranks, counts, strict=True):
-            if rank:
-                site.write(adapter, numbers[first : first + count])
-            places.append((first, rank))
-            first += count
+        rooms, starts = numbers.split(counts), list(accumulate(counts, initial=0))[:-1]
+        with ThreadPoolExecutor(READERS, "packing", lambda: torch.set_num_threads(1)) as packing:
+            writes = [
+                packing.submit(site.write, adapter, room)
+                for site, room, rank in zip(self._on_host(), rooms, ranks, strict=True)
+                if rank
+            ]
+            for write in writes:
+                write.result()
         _check_finite(numbers)
         gained = {part.name for site in self.sites if site.gain is not None for part in site.parts}
         read = {name: update.down for name, update in adapter.updates.items() if name in gained}
         own = {down.data_ptr(): down.clone() for down in read.values()}  # several updates may have one
         lower = {name: own[down.data_ptr()] for name, down in read.items()}
-        return PackedAdapter(adapter.id, adapter.rank, folder, numbers, torch.tensor(places), lower)
+        places = torch.tensor(list(zip(starts, ranks, strict=True)))
+        return PackedAdapter(adapter.id, adapter.rank, folder, numbers, places, lower)
 
     def renew(self, adapter: PackedAdapter) -> None:
         """Makes the numbers in place what `packed` makes with the gains as they are now.
