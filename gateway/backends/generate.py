@@ -291,7 +291,13 @@ class ClusterGeneration(GenerationStream, LegOwner):
                 self._recompute(leg)
             case LegDraining():
                 await self._move_on(leg)
-            case RequestRejected(failure=failure) | RequestFailed(failure=failure):
+            case RequestRejected(failure=failure):
+                error = await self._judged(failure.error())
+                if isinstance(error, WeightsChanging) and self._delivery.begun and not leg.begun:
+                    self._resubmit(leg)  # its token came from prefill meanwhile: a closed worker takes it now
+                else:
+                    await self._replace_decode(leg, error)
+            case RequestFailed(failure=failure):
                 await self._replace_decode(leg, await self._judged(failure.error()))
             case LegEnded(error):
                 await self._replace_decode(leg, error)
@@ -464,6 +470,14 @@ class ClusterGeneration(GenerationStream, LegOwner):
             self._drop_prefill()
         _log.info("request %s goes on at %s (attempt %d)", self._request.id, worker, self._attempt)
         self._start_decode(worker, attach)
+
+    def _resubmit(self, leg: DecodeLeg) -> None:
+        """The same worker gets the request again, which has begun since; its pages are where they were."""
+        leg.close(cancel=False)
+        self._decode = None
+        if not self._delivery.over:
+            self._attempt += 1
+            self._start_decode(leg.worker, attach=self._prefill is not None)
 
     async def _move_on(self, leg: DecodeLeg) -> None:
         """The decode worker is draining: a request that it has not begun moves to another worker, if any.

@@ -53,18 +53,19 @@ class LegOwner(Protocol):
 class DecodeLeg(SessionListener):
     """A request on one decode worker, from `submit` to `close`.
 
-    `admitted`: the worker has queued it. `waits`: it waits for pages, so it needs an `attach`. `lane`: takes
-    entries that its owner need not see.
+    `begun`: some token was there when it was submitted. `admitted`: the worker has queued it. `waits`: it
+    waits for pages, so it needs an `attach`. `lane`: takes entries that its owner need not see.
     """
 
     __slots__ = (
         *("_cluster", "_id", "_owner", "_sent", "_session", "_spoke", "_stake"),
-        *("admitted", "attempt", "lane", "waits", "worker"),
+        *("admitted", "attempt", "begun", "lane", "waits", "worker"),
     )
 
     def __init__(self, cluster: Cluster, worker: str, attempt: int, owner: LegOwner) -> None:
         self.worker = worker
         self.attempt = attempt
+        self.begun = False
         self.admitted = False
         self.waits = False
         self.lane: FastPath | None = None
@@ -80,7 +81,7 @@ class DecodeLeg(SessionListener):
         """Queues the request on the worker; `attach`: it shall wait for pages, else it computes the `missing`
         tokens of the prompt. Raises Unavailable if the worker is not connected.
         """
-        self._sent, self.waits = time.monotonic(), attach
+        self._sent, self.begun, self.waits = time.monotonic(), request.begun, attach
         self._session.submit(request, attach, self)
         count, prompt = len(request.choices), len(request.prompt_ids)
         queued = 0 if attach else missing

@@ -111,7 +111,7 @@ class Cluster:
 
     def workers(self) -> list[WorkerInfo]:
         """The workers that may get requests, from the last snapshot."""
-        return [self.weights.seen(info) for info in self._own_workers()]
+        return self.weights.seen(self._own_workers())
 
     def _own_workers(self) -> list[WorkerInfo]:
         return [info for info in self._registry.workers() if self._is_ours(info)]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -90,7 +90,8 @@ class ClusterWeights:
 
     def follow(self) -> None:
         """Takes what workers said of late, and begins to bring those up to date that are behind."""
-        infos = self._count_all()
+        infos = self._targets.infos()
+        self._count_all(infos)
         for info in infos:
             if self.is_behind(info) and not self._change.locked():
                 self._repairs.begin(info.worker, partial(self._repair, info.worker))
@@ -99,8 +100,14 @@ class ClusterWeights:
         """Whether the worker has others than the newest weights: it gets no requests."""
         return info.runs_target and info.weights.digest != self.newest.digest
 
-    def seen(self, info: WorkerInfo) -> WorkerInfo:
-        """The worker, not serving if it is behind."""
+    def seen(self, infos: Sequence[WorkerInfo]) -> list[WorkerInfo]:
+        """The workers; those that are behind do not serve. Whatever is newer counts from here on: it may have
+        come by another gateway.
+        """
+        self._count_all(infos)
+        return [self._serving(info) for info in infos]
+
+    def _serving(self, info: WorkerInfo) -> WorkerInfo:
         if not self.is_behind(info):
             return info
         own, new = info.weights.version, self.newest.version
@@ -110,8 +117,11 @@ class ClusterWeights:
         )
 
     def comes(self, info: WorkerInfo) -> bool:
-        """Whether the worker will serve the newest weights soon: it is closed for them, or reads them."""
-        return info.runs_target and (info.weights.closed or info.worker in self._repairs)
+        """Whether the worker will serve the newest weights soon: it is closed for them, reads them, or has
+        just got them and was not heard of since.
+        """
+        unheard = self._change.locked() and self.is_behind(info)
+        return info.runs_target and (info.weights.closed or info.worker in self._repairs or unheard)
 
     @property
     def problem(self) -> str:
@@ -137,12 +147,9 @@ class ClusterWeights:
         """Ends the repairs."""
         await self._repairs.aclose()
 
-    def _count_all(self) -> list[WorkerInfo]:
-        """Takes what workers said of late: their descriptions."""
-        infos = self._targets.infos()
+    def _count_all(self, infos: Sequence[WorkerInfo]) -> None:
         for info in infos:
             self._count(info.weights)
-        return infos
 
     def _count(self, weights: WeightsInfo) -> None:
         if (weights.generation, weights.digest) > (self.newest.generation, self.newest.digest):
@@ -159,7 +166,7 @@ class ClusterWeights:
     async def _update(self, update: WeightUpdate) -> WeightsChange:
         async with self._change:
             await self._targets.refresh()
-            self._count_all()
+            self._count_all(self._targets.infos())
             workers = self._targets.names()
             generation = self.newest.generation + 1
             version = update.version or str(generation)

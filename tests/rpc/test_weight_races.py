@@ -1,0 +1,102 @@
+"""Requests that meet new weights between two workers, or between two looks at them: none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+from scripted_worker import ScriptedWorker, expected, workers
+from test_generate_paths import DECODE, PREFILL, collect, gateway, make_request, until
+
+from eyas.common.config import GatewayConfig
+from eyas.common.errors import Unavailable, WeightsChanged, WeightsChanging
+from eyas.common.types import Role, WeightsInfo, WorkerInfo
+from eyas.common.weights import FolderSource, Running, WeightsReply
+from eyas.common.wire.rpc import ChannelPool
+from gateway.backends.admission import served_model
+from gateway.backends.generate import ClusterBackend
+from gateway.routing.targets import TargetWorkers
+from gateway.routing.weights import ClusterWeights, WeightUpdate
+from protos import decode_pb2
+
+CLOSED = WeightsChanging("the worker is about to get new weights")
+OLD = WorkerInfo("a", (Role.PREFILL, Role.DECODE), 1, "m", "f", "", 64, 100, 9, serving=True)
+NEW = msgspec.structs.replace(OLD, weights=WeightsInfo("v1", 1, "digest"))
+
+
+async def refused_once(backend: ClusterBackend, decode: ScriptedWorker, tokens: int) -> dict[int, list[int]]:
+    """The answer to a request whose first token comes before decode refuses it, and takes it from then on."""
+    decode.script.refuse_submit, decode.script.refuse_after_s = CLOSED, 0.1
+    stream = asyncio.create_task(backend.start(make_request(tokens=tokens)))
+    await until(lambda: len(decode.of("submit")) == 1)
+    decode.script.refuse_submit = None
+    return await collect(await stream)
+
+
+@pytest.mark.parametrize("tokens", [12, 1])
+async def test_a_first_token_comes_before_decode_refuses(tokens: int) -> None:
+    """Decode closed before it heard of the request, and prefill after it had computed its prompt. A closed
+    worker takes what has begun, if it hears that.
+    """
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        prefill, decode = started
+        prefill.script.finish_first = (0,) if tokens == 1 else ()
+        asked = expected(make_request(tokens=tokens))
+        assert await refused_once(backend, decode, tokens) == {0: asked}
+        submits: list[decode_pb2.Submit] = decode.of("submit")
+        assert [submit.request.begun for submit in submits] == [False, True][: min(tokens, 2)]
+        assert len(prefill.of("prefill")) == 1
+
+
+async def test_a_worker_that_refuses_what_has_begun_has_other_weights() -> None:
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        decode = started[1]
+        decode.script.refuse_submit, decode.script.refuse_after_s = CLOSED, 0.1
+        with pytest.raises(WeightsChanged, match="in mid-answer"):
+            await collect(await backend.start(make_request()))
+        assert [submit.request.begun for submit in decode.of("submit")] == [False, True]
+
+
+async def nothing() -> None: ...
+
+
+def known(infos: list[WorkerInfo], refresh: Callable[[], Awaitable[None]] = nothing) -> ClusterWeights:
+    return ClusterWeights(TargetWorkers(lambda: infos, ChannelPool(), refresh))
+
+
+def test_weights_that_another_gateway_brought_count_at_once() -> None:
+    weights = known([NEW])
+    assert [info.serving for info in weights.seen([NEW])] == [True]
+    assert weights.newest.version == "v1"
+    behind, ahead = weights.seen([OLD, NEW])
+    assert (behind.serving, ahead.serving) == (False, True)
+
+
+async def test_workers_are_expected_until_they_say_that_they_have_new_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was last heard of them is that they have the old ones, and are open."""
+    infos: list[WorkerInfo] = [OLD]
+    served: list[tuple[str, int]] = []
+
+    class Client:
+        def __init__(self, worker: str) -> None: ...
+
+        async def change(self, command: Any, wait_s: float) -> WeightsReply:
+            return WeightsReply("digest")
+
+    async def refresh() -> None:
+        coming = [msgspec.structs.replace(info, serving=True) for info in infos if weights.comes(info)]
+        seen = weights.seen(infos) + coming
+        served.append((weights.newest.version, served_model(GatewayConfig(), seen).context_length))
+
+    weights = known(infos, refresh)
+    monkeypatch.setattr(weights, "_client", Client)
+    await weights.update(WeightUpdate(FolderSource("/new"), "v1", True, Running.DRAIN, 1.0))
+    assert served == [("default", 64), ("v1", 64)]
+    assert not weights.comes(OLD)
+    with pytest.raises(Unavailable):
+        served_model(GatewayConfig(), weights.seen(infos))
