@@ -1,6 +1,7 @@
 """Whole experts per rank beside tensor parallelism, replicas under a skewed router, and exchanges alone.
 
     python -m tests.gpu.time_expert_ranks --out DIR [--ranks 2] [--seconds 100] [--kinds v3:ep v3:tp ...]
+    python -m tests.gpu.time_expert_ranks --out DIR --together --after FILE [--kinds v3:ep ...]
 
 Cuts of DeepSeek-V3 (3 dense layers and some with 256 experts) and of Qwen3-235B, in FP8 with dummy weights:
 
@@ -15,12 +16,15 @@ Cuts of DeepSeek-V3 (3 dense layers and some with 256 experts) and of Qwen3-235B
   layer divided.
 
 Every kind is a process of its own; those that do not fit into SECONDS are skipped. `--compile` compiles the
-kernels of all kinds side by side, without a GPU's time. DIR/experts.jsonl gets a line for each figure.
+kernels of all kinds side by side, without a GPU's time. `--together`: all kinds start side by side, beside
+other work too; once FILE exists they are measured, one after the other. DIR/experts.jsonl gets a line for
+each figure. `--device cpu` tries `v3:ep` and `qwen:ep` in small.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -30,7 +34,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -49,11 +54,12 @@ from eyas.engine.parallel.expert_plan import rank_loads
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankChannel, RankFollowers, RankInfo
 from tests.gpu import tp_check
-from tests.gpu.answer_latent import DENSE, write_whole
+from tests.gpu.answer_latent import DENSE, WHOLE, write_whole
 from tests.gpu.dp_check import Paced
-from tests.gpu.lines import say
+from tests.gpu.lines import lines_of, say
 from tests.gpu.time_parallel import _microseconds, _rows
 from tests.unit.loopback import wait_all
+from tests.unit.tiny_deepseek import SMALL
 
 BATCHES = (1, 8, 32, 128, 512)
 ROWS, HIDDEN = (1, 4, 16, 64, 128, 256, 512, 1024), (7168, 4096)
@@ -63,6 +69,13 @@ REPLICAS, HOT, FAVOURITES = 16, 0.15, 64
 MOVING = 128  # sequences that run while replicas are made
 KINDS = ("exchange", "v3:skew", "v3:skew-tp", "qwen:ep", "qwen:tp", "v3:ep", "v3:tp")
 LEAST_S, MOST_S, COMPILE_S = 15.0, 70.0, 180.0  # of a kind
+START_S, AFTER_S, TURN_S = (
+    150.0,
+    400.0,
+    4.0,
+)  # of all kinds together: until they are ready, and until FILE exists
+LOOK_S = 0.05
+TINY_BATCHES, TINY_PROMPT = (1, 4), 48
 QWEN: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
@@ -78,6 +91,27 @@ QWEN: dict[str, Any] = {
     "max_position_embeddings": 40960,
     "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
 }
+TINY: dict[str, dict[str, Any]] = {
+    "v3": SMALL
+    | {
+        "vocab_size": WHOLE["vocab_size"],
+        "num_hidden_layers": 2,
+        "quantization_config": None,
+        "rope_parameters": None,
+    },
+    "qwen": {
+        "moe_intermediate_size": 32,
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "quantization_config": None,
+    },
+}
 _follow = follower.main
 
 
@@ -89,6 +123,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=100.0)
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--together", action="store_true", help="all kinds start side by side")
+    parser.add_argument("--after", type=Path, metavar="FILE", help="with --together: measured once it exists")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--here", choices=KINDS, help="this kind, in this process")
     args = parser.parse_args()
     lines = FigureLines(args.out)
@@ -97,12 +134,16 @@ def main() -> None:
         sys.stdout.flush()
         os._exit(0)
     args.out.mkdir(parents=True, exist_ok=True)
-    write_models(args.out, args.layers)
+    write_models(args.out, args.layers, tiny=args.device == "cpu")
     own = [sys.executable, "-m", "tests.gpu.time_expert_ranks", "--out", str(args.out)]
-    own += ["--ranks", str(args.ranks), *(["--compile"] if args.compile else []), "--here"]
+    own += ["--ranks", str(args.ranks), "--device", args.device]
+    own += [f"--{way}" for way in ("compile", "together") if getattr(args, way)] + ["--here"]
     if args.compile:
         for each in [subprocess.Popen([*own, kind]) for kind in args.kinds]:
             each.wait(COMPILE_S)
+        return
+    if args.together:
+        measure_together(args, own, lines)
         return
     for kind in args.kinds:
         left = args.seconds - lines.passed_s
@@ -115,11 +156,69 @@ def main() -> None:
             lines.add(kind=kind, timeout=True)
 
 
+def measure_together(args: argparse.Namespace, own: Sequence[str], lines: FigureLines) -> None:
+    """Kinds that start side by side: each warms in its turn, and is measured in its turn, alone."""
+    started = {kind: subprocess.Popen([*own, kind], stdin=subprocess.PIPE) for kind in args.kinds}
+    try:
+        wait_until(lambda: all(_came(lines, started, kind, "ready") for kind in started), START_S)
+        for kind in started:
+            _give_turn(started[kind])
+            wait_until(functools.partial(_came, lines, started, kind, "warm"), MOST_S)
+        lines.add(warm=True)
+        wait_until(lambda: args.after is None or args.after.exists(), AFTER_S)
+        ends = time.monotonic() + args.seconds
+        for kind, child in started.items():
+            left = max(ends - time.monotonic(), TURN_S)
+            _give_turn(child)
+            try:
+                lines.add(kind=kind, exit=child.wait(min(left, MOST_S)))
+            except subprocess.TimeoutExpired:
+                lines.add(kind=kind, timeout=True)
+                child.kill()
+    finally:
+        for child in started.values():
+            child.kill()
+
+
+def _came(lines: FigureLines, started: Mapping[str, subprocess.Popen[bytes]], kind: str, word: str) -> bool:
+    """Whether a kind has told a word, or has ended."""
+    return started[kind].poll() is not None or any(
+        line.get("kind") == kind and word in line for line in lines.read()
+    )
+
+
+def _give_turn(child: subprocess.Popen[bytes]) -> None:
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it has ended, and is told of as such
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+
+
+def take_turn(args: argparse.Namespace) -> None:
+    """Waits until others have had theirs."""
+    if args.together:
+        sys.stdin.readline()
+
+
+def wait_until(there: Callable[[], bool], seconds: float) -> None:
+    """Looks until it is. Raises TimeoutError."""
+    end = time.monotonic() + seconds
+    while not there():
+        if time.monotonic() > end:
+            raise TimeoutError(f"waited for {seconds:g} s")
+        time.sleep(LOOK_S)
+
+
 class FigureLines:
     """Figures, as lines of a file and on the screen."""
 
     def __init__(self, out: Path) -> None:
         self._out, self._began = out, time.monotonic()
+
+    def read(self) -> list[dict[str, Any]]:
+        """All that the file has."""
+        path = self._out / "experts.jsonl"
+        return lines_of(path) if path.exists() else []
 
     @property
     def passed_s(self) -> float:
@@ -129,21 +228,28 @@ class FigureLines:
         say(self._out / "experts.jsonl", {"s": round(self.passed_s, 1)} | figures)
 
 
-def write_models(out: Path, layers: Sequence[int]) -> None:
+def write_models(out: Path, layers: Sequence[int], tiny: bool = False) -> None:
     """Folders of both cuts, without weights."""
     write_whole(out / "v3", DENSE + layers[0])
     write_model(ModelShape(4096, 12288, layers[1], 64, 4, vocab=151936), out / "qwen")
-    path = out / "qwen" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | QWEN))
+    for name, sizes in (("v3", {}), ("qwen", QWEN)):
+        path = out / name / "config.json"
+        sizes = json.loads(path.read_text()) | sizes | (TINY[name] if tiny else {})
+        path.write_text(json.dumps(sizes))
 
 
-def configured(folder: Path, way: str, ranks: int) -> EngineConfig:
-    divided = way.endswith("tp")
+def configured(args: argparse.Namespace, name: str, way: str) -> EngineConfig:
+    folder, ranks, divided = args.out / name, args.ranks, way.endswith("tp")
     each = 1 if divided else ranks
     graphs = tuple(sorted({max(1, batch // each) for batch in BATCHES}))
-    shared: dict[str, int] = {"tensor_parallel_size": ranks} if divided else {"dp_attention": ranks}
+    shared: dict[str, Any] = {"tensor_parallel_size": ranks} if divided else {"dp_attention": ranks}
     if way == "skew":
         shared["expert_replicas"] = REPLICAS
+    if args.device == "cpu":
+        return resolve_engine(
+            model=str(folder), draft=None, load_format="dummy", worker="experts", transfer="none",
+            context_length=256, max_running=8, num_pages=256, chunk_tokens=64, **shared,
+        )  # fmt: skip
     return resolve_engine(
         "cuda", model=str(folder), draft=None, load_format="dummy", worker="experts", transfer="none",
         context_length=2048, max_running=max(graphs), max_waiting=4096, cuda_graph_bs=graphs,
@@ -159,7 +265,7 @@ def run(args: argparse.Namespace, lines: FigureLines) -> None:
             time_exchanges(args, lines)
         return
     name, way = args.here.split(":")
-    config = configured(args.out / name, way, args.ranks)
+    config = configured(args, name, way)
     if args.compile:
         EngineStart.of(config).wait_for_kernels()
         return
@@ -170,11 +276,17 @@ def run(args: argparse.Namespace, lines: FigureLines) -> None:
     threading.excepthook = _end  # else it would be waited for
     engine = Paced(config)
     lines.add(kind=args.here, ready=True)
-    engine.step_ms("warm", 8)
+    take_turn(args)
+    small = args.device == "cpu"
+    load = StepLoad(TINY_BATCHES, TINY_PROMPT) if small else StepLoad(BATCHES, PROMPT)
+    engine.step_ms("warm", 4 if small else 8)
+    prompt_rate(engine, "warm", load)
+    lines.add(kind=args.here, warm=True)
+    take_turn(args)
     if way == "skew":
-        time_replicas(engine, lines)
+        time_replicas(engine, lines, load)
     else:
-        time_steps(engine, lines, args.here)
+        time_steps(engine, lines, args.here, load)
 
 
 def _end(failed: threading.ExceptHookArgs) -> None:
@@ -183,16 +295,28 @@ def _end(failed: threading.ExceptHookArgs) -> None:
     os._exit(1)
 
 
-def time_steps(engine: Paced, lines: FigureLines, label: str) -> None:
-    for batch in BATCHES:
+@dataclass(frozen=True)
+class StepLoad:
+    """Sequences of all ranks whose step is timed, and tokens of a prompt."""
+
+    batches: tuple[int, ...]
+    prompt: int
+
+
+def time_steps(engine: Paced, lines: FigureLines, label: str, load: StepLoad) -> None:
+    for batch in load.batches:
         lines.add(kind=label, batch=batch, step_ms=engine.step_ms(f"{label} {batch}", batch))
-    params, rate = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True), 0.0
-    for turn in range(2):  # the first one warms
-        prompts = [engine._request(f"{label} {turn} {i}", PROMPT, params) for i in range(PROMPTS)]
-        began = time.monotonic()
-        wait_all([engine.submit(each, split=False) for each in prompts], MOST_S)
-        rate = PROMPTS * PROMPT / (time.monotonic() - began)
-    lines.add(kind=label, prompt_tokens_per_s=round(rate))
+    prompt_rate(engine, f"{label} first", load)
+    lines.add(kind=label, prompt_tokens_per_s=round(prompt_rate(engine, label, load)))
+
+
+def prompt_rate(engine: Paced, label: str, load: StepLoad) -> float:
+    """Tokens per second of prompts that come at once."""
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    prompts = [engine._request(f"{label} {i}", load.prompt, params) for i in range(PROMPTS)]
+    began = time.monotonic()
+    wait_all([engine.submit(each, split=False) for each in prompts], MOST_S)
+    return PROMPTS * load.prompt / (time.monotonic() - began)
 
 
 # --- a router with favourites ----------------------------------------------------------------------------
@@ -221,13 +345,13 @@ def skewed_follower(loaded: EngineSpec, rank_info: RankInfo, channel: RankChanne
     _follow(loaded, rank_info, channel)
 
 
-def time_replicas(engine: Paced, lines: FigureLines) -> None:
+def time_replicas(engine: Paced, lines: FigureLines, load: StepLoad) -> None:
     """Steps without replicas, while some are made, and with them."""
     balance = engine.worker.engine._parts.balance
     assert balance is not None
     ranks, later = balance._ranks, float("inf")
     balance._next = later
-    time_steps(engine, lines, "without replicas")
+    time_steps(engine, lines, "without replicas", load)
     balance._every_s, balance._next, first, moved = 0.3, 0.0, len(engine.landed), False
     for turn in range(12):
         before = ranks.replicas
@@ -246,7 +370,7 @@ def time_replicas(engine: Paced, lines: FigureLines) -> None:
     for own, now in zip(balance._recent, ranks.replicas, strict=True):
         done = [rank_loads(own, ranks.slots, each) for each in (ranks.slots.empty, now)]
         lines.add(loads_of_ranks=[[round(float(x), 3) for x in each / each.mean()] for each in done])
-    time_steps(engine, lines, "with replicas")
+    time_steps(engine, lines, "with replicas", load)
 
 
 # --- exchanges -------------------------------------------------------------------------------------------
@@ -255,38 +379,69 @@ def time_replicas(engine: Paced, lines: FigureLines) -> None:
 def time_exchanges(args: argparse.Namespace, lines: FigureLines) -> None:
     with RankFollowers(_exchanging, args.ranks, args.out / "meeting") as followers:
         followers.wait_ready(MOST_S)
-        for name, figures in _exchanges(followers.rank_info, followers.dismiss).items():
+        group = _group(followers.rank_info)
+        for name, figures in _exchanges(group, functools.partial(_in_turn, args, lines)):
             lines.add(rows=name, **figures)
+        followers.dismiss()
+        group.close()
+
+
+def _in_turn(args: argparse.Namespace, lines: FigureLines, word: str) -> None:
+    lines.add(**{"kind": "exchange", word: True})
+    take_turn(args)
 
 
 def _exchanging(rank_info: RankInfo, channel: RankChannel) -> None:
     channel.ready()
-    _exchanges(rank_info, lambda: None)
+    group = _group(rank_info)
+    for _ in _exchanges(group, lambda _: None):
+        pass
+    group.close()
 
 
-def _exchanges(rank_info: RankInfo, before_leaving: Callable[[], None]) -> dict[str, dict[str, float]]:
-    """Microseconds, the same on every rank."""
-    device = f"cuda:{rank_info.rank}"
-    group = ProcessGroup(rank_info, device)
-    found: dict[str, dict[str, float]] = {}
+def _group(rank_info: RankInfo) -> ProcessGroup:
+    group = ProcessGroup(rank_info, f"cuda:{rank_info.rank}", AFTER_S)
     group.share_rows()
-    found["calls"] = {"wrong": _wrong_calls(group, device), "of": 3 * CHECKS}
+    return group
+
+
+def _exchanges(group: ProcessGroup, turn: Callable[[str], None]) -> Iterator[tuple[str, dict[str, float]]]:
+    """Checks, then microseconds, on every rank, as soon as they are known. `turn`: of rank 0, for all."""
+    device = f"cuda:{group.rank}"
+    turn("ready")
+    group.barrier()
+    yield "first sends", {f"{call} ms": _sends_ms(group, device) for call in ("first", "second")}
+    yield "calls", {"wrong": _wrong_calls(group, device), "of": 3 * CHECKS}
+    turn("warm")
+    group.barrier()
     us = functools.partial(_microseconds, group, calls=8)
     for hidden in HIDDEN:
         for rows in ROWS:
             own = torch.zeros(rows, hidden, dtype=torch.bfloat16, device=device)
             every = torch.zeros(group.ranks * rows, hidden, dtype=torch.bfloat16, device=device)
-            found[f"{rows} of {hidden} each"] = {
-                "gather": us(functools.partial(group.gather, own, every)),
-                "NCCL gather": us(functools.partial(group._collect, own, every)),
-                "back": us(functools.partial(group.sum_for_owners, every, own)),
-                "NCCL back": us(functools.partial(group._scatter, every, own)),
-                "sum": us(functools.partial(group.all_reduce, every)),
-                "NCCL sum": us(functools.partial(dist.all_reduce, every)),
-            }
-    before_leaving()
-    group.close()
-    return found
+            yield (
+                f"{rows} of {hidden} each",
+                {
+                    "gather": us(functools.partial(group.gather, own, every)),
+                    "NCCL gather": us(functools.partial(group._collect, own, every)),
+                    "back": us(functools.partial(group.sum_for_owners, every, own)),
+                    "NCCL back": us(functools.partial(group._scatter, every, own)),
+                    "sum": us(functools.partial(group.all_reduce, every)),
+                    "NCCL sum": us(functools.partial(dist.all_reduce, every)),
+                },
+            )
+
+
+def _sends_ms(group: ProcessGroup, device: str) -> float:
+    """Milliseconds until every rank has 8 MiB of every other."""
+    sent = torch.zeros(8 << 20, dtype=torch.uint8, device=device)
+    others = [rank for rank in range(group.ranks) if rank != group.rank]
+    torch.cuda.synchronize()
+    group.barrier()
+    began = time.monotonic()
+    group.hand_over([(sent, rank) for rank in others], [(torch.empty_like(sent), rank) for rank in others])
+    torch.cuda.synchronize()
+    return round(1e3 * (time.monotonic() - began), 2)
 
 
 def _wrong_calls(group: ProcessGroup, device: str) -> int:
