@@ -17,7 +17,7 @@ from eyas.engine.checkpoint.weights import WeightPlacement
 from eyas.engine.kernels.exchange.exact_ranks import add_in_order
 from eyas.engine.kernels.products import skinny
 from eyas.engine.parallel.group import ProcessGroup
-from eyas.engine.parallel.one_shot import CAPACITY, OneShot
+from eyas.engine.parallel.one_shot import OneShot
 from eyas.engine.parallel.ranks import RankCall, RankChannel, RankFollowers, RankInfo, follow
 from tests.bits.compare import Composition, differences
 from tests.bits.models import CHUNK, ROWS, Model, Step
@@ -50,7 +50,8 @@ def in_turn(*terms: torch.Tensor) -> torch.Tensor:
 
 def one_shot(every: torch.Tensor, residual: torch.Tensor | None, sums: torch.Tensor | None) -> torch.Tensor:
     """Rank 0's result by the kernel for small sums, whose inbox has what the others send."""
-    inboxes = torch.zeros(RANKS, 2, RANKS, CAPACITY, dtype=torch.int64)  # [whose, turn & 1, from, word]
+    # [whose, turn & 1, from, word]
+    inboxes = torch.zeros(RANKS, 2, RANKS, OneShot.capacity(RANKS), dtype=torch.int64)
     for rank in range(1, RANKS):
         words = every[rank].contiguous().view(torch.int32).flatten().to(torch.int64)
         inboxes[0, 1, rank, : len(words)] = (1 << 32) | (words & 0xFFFFFFFF)

@@ -17,7 +17,7 @@ from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import DummyWeights, WeightPlacement
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.group import ProcessGroup
-from eyas.engine.parallel.one_shot import CAPACITY, SUMS_ROWS, OneShot
+from eyas.engine.parallel.one_shot import SUMS_ROWS, OneShot
 from eyas.engine.parallel.ranks import RankCall, RankChannel, RankFollowers, RankInfo, follow
 from eyas.engine.parallel.shards import config_of_rank
 from tests.unit.tiny import write_tiny_llama
@@ -224,7 +224,8 @@ def test_one_shot_is_right_at_every_call(pair: Pair) -> None:
 
 def test_one_shot_when_the_other_rank_is_a_turn_ahead() -> None:
     """What rank 1 sends at turn t + 1 may be here before turn t is read."""
-    inboxes = torch.zeros(RANKS, 2, RANKS, CAPACITY, dtype=torch.int64)  # [whose, turn & 1, from, word]
+    # [whose, turn & 1, from, word]
+    inboxes = torch.zeros(RANKS, 2, RANKS, OneShot.capacity(RANKS), dtype=torch.int64)
     one_shot = OneShot(0, torch.tensor([inbox.data_ptr() for inbox in inboxes]))
     own, theirs = ([matrix(1, 512, turn, rank).half() for turn in range(5)] for rank in range(RANKS))
     ahead = 1
@@ -258,11 +259,14 @@ def test_one_shot_goes_on_when_its_turns_wrap(pair: Pair) -> None:
 
 
 def test_one_shot_takes_small_16_bit_tensors_only() -> None:
-    assert OneShot.takes(torch.empty(128, 4096, dtype=torch.bfloat16))
-    assert not OneShot.takes(torch.empty(129, 4096, dtype=torch.bfloat16))
-    assert not OneShot.takes(torch.empty(1, 4096))
-    assert not OneShot.takes(torch.empty(1, 4080, dtype=torch.float16))
-    assert 128 * 4096 // 2 == CAPACITY
+    """Between two ranks four times as many: then none sends more than a ring would."""
+    for ranks, most in ((2, 512), (3, 128), (8, 128)):
+        one_shot = OneShot(0, torch.zeros(ranks, dtype=torch.int64))
+        assert one_shot.takes(torch.empty(most, 4096, dtype=torch.bfloat16))
+        assert not one_shot.takes(torch.empty(most + 1, 4096, dtype=torch.bfloat16))
+        assert not one_shot.takes(torch.empty(1, 4096))
+        assert not one_shot.takes(torch.empty(1, 4080, dtype=torch.float16))
+        assert most * 4096 // 2 == OneShot.capacity(ranks)
 
 
 @pytest.mark.parametrize("numbers", [(7, 1 << 40), (1 << 40, 7), (7, 7)])

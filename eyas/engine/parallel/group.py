@@ -209,7 +209,7 @@ class ProcessGroup:
         """tensor [ranks * m, n], contiguous -> this rank's rows of its sum over all ranks: `out` [m, n]."""
         if self.ranks == 1:
             out.copy_(tensor)
-        elif self._one_shot is not None and self._one_shot.takes(out):
+        elif self._one_shot is not None and OneShot.joins(out) and self._one_shot.takes(out):
             self._one_shot.sum_for_owners(tensor, out)
         elif self._rows is not None and RowExchange.takes(out):
             self._rows.sum_for_owners(tensor, out)
