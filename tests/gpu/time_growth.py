@@ -1,11 +1,11 @@
-"""How the cost of a token grows with the batch, with the context, and with the number of workers.
+"""How the cost of a token grows with the batch, the context, the width of a tree and the number of workers.
 
-    python -m tests.gpu.time_growth --out FILE                   # on a GPU, 5 s beside the start
+    python -m tests.gpu.time_growth --out FILE                    # on a GPU, five starts; --compile before
     python -m tests.gpu.time_growth --out FILE --plot growth.svg  # of what is in FILE, anywhere
 
-Steps of an 8B's shape without weights run through the engine's own runner before it serves. What workers
-bear together is simulated with the built-in table: 8,192 / 256, 1 s and 8 ms, at the knee. `--device cpu`
-tries the script out.
+Steps of an 8B's shape without weights run through the engine's own runner before it serves; rounds of trees
+are those of an EAGLE-3 head, drafts of five levels and what verifies them. What workers bear together is
+simulated with the built-in table: 8,192 / 256, 1 s and 8 ms, at the knee. `--device cpu` tries the script.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from eyas.bench import plot_style
-from eyas.common.config import EngineConfig
+from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.engine.loading import build
 from eyas.engine.loading.step_rates import StepLimits, StepSample, _StepTimer
 from eyas.engine.loop.runner import StepRunner
@@ -32,55 +33,95 @@ from tests.gpu.steady import TINY, clocked, engine_config, shape_folders, warm
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131000)
+WIDTHS, LEVELS, TOPK = (8, 16, 32, 64), 5, 8
+DRAFTED = (1, 8)  # sequences, of rounds of trees
 WORKERS = (1, 2, 4, 8, 16)
 BEHIND = 1024
 TITLES = (
     "Step over sequences of 1,024 tokens",
     "Step of one sequence over its context",
+    "Round over the tokens of a tree",
     "Requests per second and worker, simulated",
 )
 
 
-def samples(small: bool) -> list[tuple[str, int, StepSample]]:
-    """(what grows, how much, the step)."""
-    if small:
-        return [
-            ("batch", 2, StepSample(2, 16)),
-            ("context", 32, StepSample(1, 32)),
-        ]
-    return [
+@dataclass(frozen=True)
+class GrowthPlan:
+    """An engine's width of trees (0: no drafts), its sizes, and what is timed: what grows, how much."""
+
+    width: int
+    sizes: dict[str, Any]
+    steps: tuple[tuple[str, int, StepSample], ...]
+
+
+PLAIN = GrowthPlan(
+    0,
+    {
+        "context_length": 131072,
+        "max_running": 257,
+        "num_pages": 17_500,
+        "cuda_graph_bs": BATCHES,
+        "cuda_graph_max_bs": 256,
+    },
+    (
         *(("batch", n, StepSample(n, BEHIND)) for n in BATCHES),
         *(("context", n, StepSample(1, n)) for n in CONTEXTS),
-    ]
+    ),
+)
+DRAFTING = {
+    "context_length": 4096,
+    "max_running": 9,
+    "num_pages": 1000,
+    "cuda_graph_bs": DRAFTED,
+    "cuda_graph_max_bs": 8,
+}
+PLANS = (
+    PLAIN,
+    *(
+        GrowthPlan(width, DRAFTING, tuple((f"width at {n}", width, StepSample(n, BEHIND)) for n in DRAFTED))
+        for width in WIDTHS
+    ),
+)
+LITTLE = {"context_length": 256, "max_running": 4, "num_pages": 64, "chunk_tokens": 32, "mixed_tokens": 32}
+TRIED = (
+    GrowthPlan(0, LITTLE, (("batch", 2, StepSample(2, 16)), ("context", 32, StepSample(1, 32)))),
+    GrowthPlan(8, LITTLE, (("width at 1", 8, StepSample(1, 16)),)),
+)
 
 
-def measure(device: str, out: Path) -> None:
+def measure(device: str, out: Path, compile_only: bool) -> None:
     """Runs every step, and notes its milliseconds."""
-    small = device == "cpu"
+    plans = TRIED if device == "cpu" else PLANS
+    with tempfile.TemporaryDirectory() as folder:
+        folders = shape_folders(TINY if device == "cpu" else "llama-3.1-8b", Path(folder))
+        configs = [_config(device, plan, *folders) for plan in plans]
+        if device != "cpu":
+            warm(configs)
+        for plan, config in zip(plans, () if compile_only else configs, strict=False):
+            _measure(plan, config, out)
+
+
+def _config(device: str, plan: GrowthPlan, model: Path, head: Path) -> EngineConfig:
+    sizes: dict[str, Any] = dict(plan.sizes)
+    if plan.width:
+        sizes["speculation"] = SpeculationConfig(LEVELS, TOPK, plan.width)
+    draft = str(head) if plan.width else None
+    made: EngineConfig = engine_config(device, model=str(model), draft=draft, **sizes)
+    return made
+
+
+def _measure(plan: GrowthPlan, config: EngineConfig, out: Path) -> None:
+    """What a plan times, while its engine starts."""
 
     def timed(runner: StepRunner, config: EngineConfig, most: StepLimits, grain: int = 1) -> None:
         timer = _StepTimer(runner, config.num_pages or 0, config.page_size, config.speculation.width, 0)
-        for grows, count, sample in samples(small):
+        for grows, count, sample in plan.steps:
             took = min(timer.seconds(sample) for _ in range(3))
             say(out, {"grows": grows, "count": count, "ms": round(1e3 * took, 4)})
 
     build._rates = timed
-    sizes: dict[str, Any] = {"context_length": 131072, "max_running": 257, "num_pages": 40_000}
-    if small:
-        sizes = {
-            "context_length": 256,
-            "max_running": 4,
-            "num_pages": 64,
-            "chunk_tokens": 32,
-            "mixed_tokens": 32,
-        }
-    with tempfile.TemporaryDirectory() as folder:
-        model, _ = shape_folders(TINY if small else "llama-3.1-8b", Path(folder))
-        config = engine_config(device, model=str(model), draft=None, **sizes)
-        if not small:
-            warm([config])
-        with clocked(config):
-            pass
+    with clocked(config):
+        pass
 
 
 def borne(layout: ClusterLayout, workers: int) -> float:
@@ -96,26 +137,40 @@ def borne(layout: ClusterLayout, workers: int) -> float:
 
 
 def plot(lines: Sequence[dict[str, Any]], path: Path) -> None:
-    """The three panels."""
+    """The four panels."""
     plot_style.check_plot(path)
     figure, axes = plot_style.panels(TITLES, "Growth: Llama-3.1-8B's shape, bf16, one H200")
     for panel, grows, unit in zip(axes, ("batch", "context"), ("sequences", "tokens"), strict=False):
-        points = [(line["count"], line["ms"]) for line in lines if line["grows"] == grows]
+        points = points_of(lines, grows)
         plot_style.draw(panel, plot_style.LOOKS[0], *zip(*points, strict=True))
         plot_style.label(panel, "step", points[-1], left=True)
-        plot_style.log_scale(panel, "x")
-        panel.set(xlabel=unit, ylabel="ms", ylim=(0, None))
-    each = [(line["count"], line["ms"] / line["count"]) for line in lines if line["grows"] == "batch"]
+        panel.set(xlabel=unit)
+    each = [(count, ms / count) for count, ms in points_of(lines, "batch")]
     plot_style.draw(axes[0], plot_style.LOOKS[1], *zip(*each, strict=True))
     plot_style.label(axes[0], "per token", each[len(each) // 3])
+    plain = dict(points_of(lines, "batch"))
+    for look, count in zip(plot_style.LOOKS, DRAFTED, strict=False):
+        points = [(1, plain[count])] if count in plain else []
+        points += points_of(lines, f"width at {count}")
+        plot_style.draw(axes[2], look, *zip(*points, strict=True))
+        plot_style.label(axes[2], f"{count} at once", points[-1], left=True)
+    axes[2].set(xlabel="tokens verified per sequence and round (1: no drafts)")
+    for panel in axes[:3]:
+        plot_style.log_scale(panel, "x")
+        panel.set(ylabel="ms", ylim=(0, None))
     for look, layout in zip(plot_style.LOOKS, ClusterLayout, strict=False):
         counts = [n for n in WORKERS if n > 1 or layout is not ClusterLayout.SPLIT]
         values = [borne(layout, n) for n in counts]
-        plot_style.draw(axes[2], look, counts, values)
-        plot_style.label(axes[2], layout.value, (counts[-1], values[-1]), left=True)
-    plot_style.log_scale(axes[2], "x")
-    axes[2].set(xlabel="workers", ylabel="requests per second and worker", ylim=(0, None))
+        plot_style.draw(axes[3], look, counts, values)
+        plot_style.label(axes[3], layout.value, (counts[-1], values[-1]), left=True)
+    plot_style.log_scale(axes[3], "x")
+    axes[3].set(xlabel="workers", ylabel="requests per second and worker", ylim=(0, None))
     plot_style.save(figure, path)
+
+
+def points_of(lines: Sequence[dict[str, Any]], grows: str) -> list[tuple[int, float]]:
+    """(how much, milliseconds) of what grows."""
+    return [(line["count"], line["ms"]) for line in lines if line["grows"] == grows]
 
 
 def main() -> int:
@@ -124,11 +179,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--plot", type=Path, metavar="SVG", help="draw FILE's lines, and measure nothing")
+    parser.add_argument("--compile", action="store_true", help="kernels alone")
     given = parser.parse_args()
     if given.plot is not None:
         plot(lines_of(given.out), given.plot)
     else:
-        measure(given.device, given.out)
+        measure(given.device, given.out, given.compile)
     return 0
 
 
