@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ READY = re.compile(r"ready in ([\d.]+) s: (.*)")
 POLL_S, GRACE_S = 0.05, 15.0
 WRITES_NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 Tensor = tuple[str, torch.Tensor]
+MatrixParts = Callable[[tuple[int, int]], Iterable[Tensor]]
 
 
 def write_packed_model(shape: ModelShape, folder: Path) -> None:
@@ -52,18 +53,23 @@ def write_packed_model(shape: ModelShape, folder: Path) -> None:
     config, form = json.loads((folder / "config.json").read_text()), IntegerFormat(4, _group(shape))
     packed = {"quantization_config": form.described(["lm_head"])}
     (folder / "config.json").write_text(json.dumps(config | packed))
-    ends = [("model.embed_tokens.weight", _wide(shape)), ("model.norm.weight", _ones(shape))]
+    ends = [("model.embed_tokens.weight", wide(shape)), ("model.norm.weight", ones(shape))]
     ends.append(("lm_head.weight", ends[0][1]))
+    matrices = {size: _matrix(*size, form.group) for size in dict.fromkeys(sizes_of(shape).values())}
+    write_layers(shape, folder, ends, lambda size: matrices[size].items())
+
+
+def write_layers(shape: ModelShape, folder: Path, ends: list[Tensor], parts: MatrixParts) -> None:
+    """The files of a model. `ends`: what is in no layer. `parts`: what a matrix [n, k] is stored as."""
     _write(folder / "model-ends.safetensors", ends)
-    matrices = {size: _matrix(*size, form.group) for size in dict.fromkeys(_sizes(shape).values())}
     for first in range(0, shape.layers, LAYERS_OF_A_FILE):
         some = range(first, min(first + LAYERS_OF_A_FILE, shape.layers))
-        layers = [tensor for layer in some for tensor in _layer(shape, layer, matrices)]
+        layers = [tensor for layer in some for tensor in _layer(shape, layer, parts)]
         _write(folder / f"model-{first:03}.safetensors", layers)
     os.sync()
 
 
-def _sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
+def sizes_of(shape: ModelShape) -> dict[str, tuple[int, int]]:
     """[n, k] of a layer's matrices."""
     heads, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     attention = {"q_proj": (heads, shape.hidden), "k_proj": (kv, shape.hidden), "v_proj": (kv, shape.hidden)}
@@ -72,13 +78,13 @@ def _sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
     return attention | ends | gates
 
 
-def _layer(shape: ModelShape, layer: int, matrices: dict[tuple[int, int], Any]) -> Iterator[Tensor]:
-    for name, size in _sizes(shape).items():
+def _layer(shape: ModelShape, layer: int, parts: MatrixParts) -> Iterator[Tensor]:
+    for name, size in sizes_of(shape).items():
         part = "mlp" if name in ("gate_proj", "up_proj", "down_proj") else "self_attn"
-        for end, tensor in matrices[size].items():
+        for end, tensor in parts(size):
             yield f"model.layers.{layer}.{part}.{name}.{end}", tensor
     for name in ("input_layernorm", "post_attention_layernorm"):
-        yield f"model.layers.{layer}.{name}.weight", _ones(shape)
+        yield f"model.layers.{layer}.{name}.weight", ones(shape)
 
 
 def _group(shape: ModelShape) -> int:
@@ -92,7 +98,7 @@ def _matrix(n: int, k: int, group: int) -> dict[str, torch.Tensor]:
     return {"weight_packed": words, "weight_scale": scales, "weight_shape": torch.tensor([n, k])}
 
 
-def _wide(shape: ModelShape) -> torch.Tensor:
+def wide(shape: ModelShape) -> torch.Tensor:
     return (
         torch.randn(min(shape.vocab, 4096), shape.hidden)
         .bfloat16()
@@ -100,7 +106,7 @@ def _wide(shape: ModelShape) -> torch.Tensor:
     )
 
 
-def _ones(shape: ModelShape) -> torch.Tensor:
+def ones(shape: ModelShape) -> torch.Tensor:
     return torch.ones(shape.hidden, dtype=torch.bfloat16)
 
 
