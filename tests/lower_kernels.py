@@ -30,8 +30,9 @@ from triton.runtime.jit import JITFunction
 from eyas.bench.shapes import SHAPES as LLAMAS
 from eyas.bench.shapes import write_head
 from eyas.common.config import EngineConfig, resolve_engine
+from eyas.common.types import Role
 from eyas.engine.kernels.launch.compile_ahead import NoDevice, Variant, record
-from eyas.engine.loading.recipe import launches
+from eyas.engine.loading.recipe import draft_launches, launches
 from tests.gpu import time_hybrids, time_shapes
 from tests.gpu.time_prompts import SHAPES as PROMPTED
 
@@ -39,6 +40,7 @@ LORA: dict[str, Any] = {"max_loras": 32, "max_lora_rank": 16}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "8b": ("llama-3.1-8b", {}),
     "8b with EAGLE-3": ("llama-3.1-8b", {"draft": "head"}),
+    "draft worker of an 8b": ("llama-3.1-8b", {"draft": "head", "roles": (Role.DRAFT,)}),
     "8b with adapters": ("llama-3.1-8b", LORA),
     "8b in four bits": ("llama-3.1-8b-int4", {}),
     "8b in FP8": ("8b-fp8", {}),
@@ -103,7 +105,8 @@ def check(case: str, exact: bool, names: set[str] | None = None) -> tuple[int, l
     """How many kernels a start of `case` launches, and what the compiler says of those that it refuses."""
     driver.set_active(NoDevice(90))
     with tempfile.TemporaryDirectory() as folder:
-        variants = record(partial(launches, config_of(case, exact, Path(folder))))
+        config = config_of(case, exact, Path(folder))
+        variants = record(partial(draft_launches if config.only_drafts else launches, config))
     chosen = [one for one in variants if names is None or one.args[0].__name__ in names]  # type: ignore[attr-defined]
     return len(chosen), list(errors(chosen))
 

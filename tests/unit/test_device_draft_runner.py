@@ -19,9 +19,10 @@ from eyas.common.types import Role
 from eyas.engine.ipc.row_ring import RingRow, RowRing, tag
 from eyas.engine.loading.draft_build import draft_worker, warm_up
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.speculation.draft_worker.device_runner import DeviceDraftRunner, DraftSeats
+from eyas.engine.speculation.draft_worker.device_runner import DeviceDraftRunner
 from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput
 from eyas.engine.speculation.draft_worker.draft_sequences import NO_FEATURES, BatchRunner
+from eyas.engine.speculation.draft_worker.seats import DraftSeats
 from tests.unit.test_device_engine import SIZES, write_head
 from tests.unit.tiny import write_tiny_llama
 from tests.unit.tiny_mtp import write_tiny_mimo

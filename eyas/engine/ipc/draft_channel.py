@@ -10,6 +10,7 @@ has let go. Only `answer` waits for the other engine, and `close` for the GPU.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import socket
@@ -189,7 +190,15 @@ def answer(offer: DraftChannel, width: int, pool_dir: str, rows: RowMemory | Non
     finally:
         for one in shared:
             os.close(one)
-    return MailChannel(peer, DraftMailbox(memoryview(memory), place, offer.places), rows)
+    return MailChannel(peer, _mailbox(memory, place, offer.places, rows), rows)
+
+
+def _mailbox(memory: mmap.mmap, place: MailLayout, places: int, rows: RowMemory | None) -> DraftMailbox:
+    """The draft worker's, for its GPU too where features come there; if the driver refuses, for its host."""
+    if rows is not None:
+        with contextlib.suppress(DriverError):
+            return DraftMailbox(memoryview(memory), place, places, rows.gpu)
+    return DraftMailbox(memoryview(memory), place, places)
 
 
 def _place(offer: DraftChannel, *, by_device: bool) -> MailLayout:

@@ -98,6 +98,11 @@ class DraftMailbox:
         features = np.frombuffer(memory[behind : place.nbytes(places)], np.float32)
         self._features = features.reshape(places, place.rows, place.width)
 
+    @property
+    def on_device(self) -> bool:
+        """May kernels use it?"""
+        return self._gpu is not None
+
     def address(self, number: int) -> int:
         """The address of a place, for kernels."""
         return self._address + number * self.place.words * WORD_BYTES

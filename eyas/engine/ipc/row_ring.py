@@ -89,7 +89,7 @@ class RowMemory:
 
     def __init__(self, ring: RowRing, gpu: LocalGpu, memory: GpuMemory) -> None:
         self.ring = ring
-        self._gpu = gpu
+        self.gpu = gpu
         self._memory = memory
 
     @classmethod
@@ -132,7 +132,7 @@ class RowMemory:
 
     def export(self) -> int:
         """A descriptor for another process; the caller closes it."""
-        return self._gpu.driver.export(self._memory)
+        return self.gpu.driver.export(self._memory)
 
     def address(self, place: int, position: int = 0) -> int:
         """The address of a sequence's row."""
@@ -145,8 +145,8 @@ class RowMemory:
 
     def close(self) -> None:
         """Lets go of the memory, once no kernel that was launched uses it."""
-        self._gpu.wait()
-        self._gpu.driver.unmap(self._memory)
+        self.gpu.wait()
+        self.gpu.driver.unmap(self._memory)
 
 
 def _agreed(offer: DraftChannel) -> RowRing:

@@ -470,6 +470,7 @@ def _draft_parts(loaded: EngineSpec, start: EngineStart, beat: Beat) -> DraftPar
         outbox=outbox,
         ready=_ready(worker.loaded, moves, loaded.target.context_length, worker.slowest_step_s),
         gpu=gpu_of(worker.loaded),
+        mailed=worker.mailed,
     )
 
 

@@ -21,9 +21,11 @@ from eyas.engine.batch.tables import SlotTables
 from eyas.engine.device.buckets import default_batches
 from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.ipc.row_ring import RingRow
+from eyas.engine.kernels.launch.recording import GraphRecorder
 from eyas.engine.kernels.products import skinny
 from eyas.engine.loading.copies import has_copies
 from eyas.engine.loading.device_build import table_sizes
+from eyas.engine.loading.draft_channels import from_gpu_to_gpu
 from eyas.engine.loading.memory import DeviceMemory, MemoryDemand, pool_pages
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import EngineStart
@@ -36,18 +38,24 @@ from eyas.engine.models.ops.torch_ops import TorchMachine
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.speculation.device import DeviceProposer
-from eyas.engine.speculation.draft_worker.device_runner import DeviceDraftRunner, DraftState
+from eyas.engine.speculation.draft_worker.device_runner import DeviceDraftRunner
 from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, DraftRunner
 from eyas.engine.speculation.draft_worker.draft_sequences import BatchRunner
+from eyas.engine.speculation.draft_worker.mailed_rounds import MailedRounds
+from eyas.engine.speculation.draft_worker.seats import DraftSeats, DraftState
+from eyas.engine.speculation.drafters.channels import mail_place, may_mail
 from kv_transfer.layout import pages_for
 
 
 @dataclass(frozen=True)
 class DraftWorker:
-    """`loaded`: with as many pages as fit. `slowest_step_s`: of the warm-up's batches; 0.0 without one."""
+    """`loaded`: with as many pages as fit. `mailed`: where a device may take rounds from mailboxes by itself.
+    `slowest_step_s`: of the warm-up's batches; 0.0 without one.
+    """
 
     loaded: EngineSpec
     runner: BatchRunner
+    mailed: MailedRounds | None = None
     slowest_step_s: float = 0.0
 
 
@@ -92,14 +100,21 @@ def _device_worker(loaded: EngineSpec, start: EngineStart) -> DraftWorker:
     with start.phases("weights"):
         loaded, state = draft_state(loaded)
     config, slowest = loaded.config, 0.0
-    runner = DeviceDraftRunner(state, batch_sizes(config))
+    seats, sizes, spec = DraftSeats(state.tables.padding_slot), batch_sizes(config), config.speculation
+    runner = DeviceDraftRunner(state, seats, sizes)
+    mailed = None
+    if from_gpu_to_gpu(loaded) and may_mail(spec):
+        mailed = MailedRounds(state, seats, mail_place(spec), sizes)
     if config.device != "cpu":  # an interpreted device has nothing to compile, to load or to capture
         with start.phases("kernels"):
             start.wait_for_kernels()
         with start.phases("capture"):
-            runner.capture()
-            slowest = warm_up(runner, state.width, config.speculation)
-    return DraftWorker(loaded, runner, slowest)
+            recorder = GraphRecorder()
+            runner.capture(recorder)
+            if mailed is not None:
+                mailed.capture(recorder)
+            slowest = warm_up(runner, state.width, spec)
+    return DraftWorker(loaded, runner, mailed, slowest)
 
 
 def draft_state(loaded: EngineSpec) -> tuple[EngineSpec, DraftState]:
@@ -126,7 +141,7 @@ def draft_state(loaded: EngineSpec) -> tuple[EngineSpec, DraftState]:
     firsts = torch.zeros(tables.sizes.slots, dtype=torch.int32, device=config.device)
     pool = loaded.pool(KvKind.DRAFT)
     proposer = DeviceProposer(head, pool, tables, spec, pdl=pdl, firsts=firsts)
-    return loaded, DraftState(proposer, tables, firsts, width)
+    return loaded, DraftState(proposer, tables, firsts, width, loaded.target.vocab_size)
 
 
 def batch_sizes(config: EngineConfig) -> tuple[int, ...]:

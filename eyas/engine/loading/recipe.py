@@ -44,6 +44,8 @@ from eyas.engine.parallel.one_shot import OneShot
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.parallel.row_exchange import RowExchange
 from eyas.engine.speculation.draft_worker.device_runner import BatchLayout, BatchMemory, BatchProgram
+from eyas.engine.speculation.draft_worker.mailed_rounds import MailProgram, mail_wait
+from eyas.engine.speculation.drafters.channels import mail_place, may_mail
 
 FEW_ROWS = 16
 """Rows of prompts that have no graph if they are of many prompts, each of which goes on from a cache."""
@@ -214,3 +216,6 @@ def draft_launches(config: EngineConfig) -> None:
         memory = BatchMemory.of(layout, state.width, state.device)
         results = torch.empty(batch, state.result_words, dtype=torch.int32, device=state.device)
         BatchProgram(state, layout, memory, results).run()
+        if may_mail(config.speculation):
+            slots, stop = (torch.empty(n, dtype=torch.int32, device=state.device) for n in (batch, 1))
+            MailProgram(state, slots, mail_wait(state, mail_place(config.speculation), stop)).run()

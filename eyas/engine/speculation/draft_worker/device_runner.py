@@ -9,8 +9,6 @@ block of words; everything it gives comes back by another; between them it is a 
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Hashable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
@@ -28,38 +26,11 @@ from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kernels.exchange import row_ring
 from eyas.engine.kernels.launch.recording import GraphRecorder
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.speculation.device import DeviceProposer
 from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, ProposedTree
+from eyas.engine.speculation.draft_worker.seats import DraftSeats, DraftState, padded_size
 
 WRITES = 4
 """Changes to the tables that a batch has room for, per sequence: new pages. More go there before it."""
-
-
-@dataclass(frozen=True)
-class DraftState:
-    """What the batches of a draft worker share on its device. `firsts`: as of `DeviceProposer`.
-    `width`: of the head's features.
-    """
-
-    proposer: DeviceProposer
-    tables: SlotTables
-    firsts: torch.Tensor
-    width: int
-
-    @property
-    def device(self) -> str:
-        """As torch names it."""
-        return self.proposer.pool.shape.device
-
-    @property
-    def page_size(self) -> int:
-        """Rows of a page."""
-        return self.proposer.pool.page_size
-
-    @property
-    def result_words(self) -> int:
-        """Of each sequence: 1 where a feature was lost; then the drafts and their parents."""
-        return 1 + 2 * self.tables.drafts.shape[1]
 
 
 class BatchProgram:
@@ -101,43 +72,17 @@ class BatchProgram:
         self._results.copy_(torch.cat((self._lost[:, None], *both), 1))
 
 
-@dataclass(eq=False)
-class DraftSeat:
-    """A sequence's slot, for as long as it has one, and how many of its pages the tables know."""
-
-    slot: int
-    pages: int = 0
-
-
-class DraftSeats:
-    """Assigns slots: the least recently used makes room for a new sequence."""
-
-    def __init__(self, slots: int) -> None:
-        self._free = list(range(slots - 1, -1, -1))
-        self._taken: OrderedDict[Hashable, DraftSeat] = OrderedDict()
-        self.count = slots
-
-    def of(self, owner: Hashable) -> DraftSeat:
-        """Its seat, a new one if it has none. Between two calls for it there may be `count` - 1 others."""
-        seat = self._taken.pop(owner, None)
-        if seat is None:
-            slot = self._free.pop() if self._free else self._taken.popitem(last=False)[1].slot
-            seat = DraftSeat(slot)
-        self._taken[owner] = seat
-        return seat
-
-
 class DeviceDraftRunner:
     """`sizes`: ascending batches that have a graph once `capture` has run, and that others are filled up to;
     a larger batch is taken as it is.
     """
 
-    def __init__(self, state: DraftState, sizes: SequenceOf[int]) -> None:
+    def __init__(self, state: DraftState, seats: DraftSeats, sizes: SequenceOf[int]) -> None:
         self._state, self._proposer, self.tables = state, state.proposer, state.tables
         self._sizes = sizes
         self._few = state.proposer.path_rows
         self.alignment = state.page_size  # a page table has a place per page of positions
-        self._seats = DraftSeats(state.tables.padding_slot)
+        self._seats = seats
         self._buffer = BatchBuffer(
             self._layout(self._seats.count), state.width, state.tables, state.page_size
         )
@@ -185,7 +130,7 @@ class DeviceDraftRunner:
 
     def _batch(self, inputs: SequenceOf[DraftInput]) -> list[ProposedTree]:
         """Of up to `_few` rows each. Waits."""
-        size = self._fill(self._size(len(inputs)), inputs)
+        size = self._fill(padded_size(self._sizes, len(inputs)), inputs)
         if (captured := self.graphs.get(size)) is not None:
             captured[0].replay()
         else:
@@ -202,9 +147,8 @@ class DeviceDraftRunner:
         return proposed
 
     @torch.inference_mode()
-    def capture(self) -> None:
-        """Records a graph for each size, all in one pool of memory; no two are replayed at once."""
-        recorder = GraphRecorder()
+    def capture(self, recorder: GraphRecorder) -> None:
+        """Records a graph for each size."""
         for size in reversed(self._sizes):
             program = self._program(self._fill(size, ()))
             program.run()  # compiles and loads what it needs
@@ -212,11 +156,6 @@ class DeviceDraftRunner:
             with recorder.recording(graph):
                 program.run()
             self.graphs[size] = graph, program
-
-    def _size(self, count: int) -> int:
-        """The least that has room for this number of sequences."""
-        place = bisect_left(self._sizes, count)
-        return self._sizes[place] if place < len(self._sizes) else count
 
     def _layout(self, size: int) -> BatchLayout:
         return BatchLayout(size, self._few)
@@ -231,10 +170,7 @@ class DeviceDraftRunner:
             seat, new = self._seats.of(one.owner), one.extension
             if not seat.pages:
                 writes.occupy(seat.slot, one.params, one.choice, speculative=MOST_STEPS)
-            if seat.pages < len(new.pages):
-                first = new.offset // self.alignment
-                writes.put("pages", seat.slot, new.pages[seat.pages :], start=first + seat.pages)
-                seat.pages = len(new.pages)
+            seat.write_pages(writes, new.pages, new.offset // self.alignment)
             slots.append(seat.slot)
         self._buffer.send(self._layout(size), inputs, slots, writes.array())
         return size

@@ -44,11 +44,14 @@ from eyas.engine.ipc.row_ring import LocalGpu
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pulls import PULL_REPORTS, PullManager
 from eyas.engine.speculation.draft_worker.draft_sequences import (
+    LOST_FEATURES,
     BatchRunner,
     DraftedSequence,
     DraftSequences,
     Key,
 )
+from eyas.engine.speculation.draft_worker.mailed_rounds import MailedRounds
+from eyas.engine.speculation.draft_worker.rounds_ahead import RoundsAhead
 from eyas.engine.speculation.drafters.channels import DraftChannels
 from kv_transfer.copier import PageCopier
 from kv_transfer.copy_threads import CopyBell
@@ -56,6 +59,7 @@ from kv_transfer.copy_threads import CopyBell
 IDLE_S = 0.1
 COPYING_S = 0.001
 MAILBOX_S = 0.001  # between two looks into mailboxes that have been quiet for a while: no bell rings for them
+FLYING_S = 0.0003  # between two looks after a batch that waits for rounds: the next one has a round's time
 LOAD_S = 0.5
 STOP_S = 5.0
 DraftingSequence = tuple[Key, DraftedSequence]
@@ -72,7 +76,7 @@ LOST = "its rounds were not in its mailbox any more"
 @dataclass(frozen=True)
 class DraftParts:
     """Everything a draft engine is made of, loaded and warm. `gpu`: its own, if features may come there from
-    other GPUs.
+    other GPUs. `mailed`: where its device may take rounds from mailboxes by itself.
     """
 
     config: EngineConfig
@@ -84,6 +88,7 @@ class DraftParts:
     outbox: EventOutbox
     ready: EngineReady
     gpu: LocalGpu | None = None
+    mailed: MailedRounds | None = None
 
 
 class DraftEngine:
@@ -99,6 +104,7 @@ class DraftEngine:
         self._sequences = DraftSequences(parts.ready, parts.pool, parts.pulls, parts.runner)
         self._channels = DraftChannels(parts.ready.draft_width, parts.config.pool_dir, parts.gpu)
         self._posted = PostedCommits(self._sequences, self._channels.mailbox)
+        self._ahead = RoundsAhead(self._sequences, self._channels, parts.mailed)
         self._proposals: dict[int, list[DraftProposal]] = defaultdict(list)  # for the fronts, by peer
         self._mailed: set[int] = set()  # peers with new proposals in their mailboxes
         self._stopping = False
@@ -126,10 +132,13 @@ class DraftEngine:
         try:
             while not self._stopping:
                 self._pulse.loop()
-                if self._posted.pass_on():
+                if self._ahead.flying:
+                    self._counted(self._ahead.count())
+                elif self._posted.pass_on():
                     self._step()  # devices wait for these: nothing else goes before them
                 copies = (self._parts.bell.descriptor,) if self._parts.pulls.active else ()
                 for command in self._link.recv(self._nap(), (*self._channels.descriptors, *copies)):
+                    self._counted(self._ahead.stop())  # nothing changes below a batch that waits
                     self._handlers[type(command)](command)
                     self._heard += 1
                     self._pulse()
@@ -138,17 +147,26 @@ class DraftEngine:
                 self._step()
                 self._parts.pulls.poll(time.monotonic())
                 self._report()
+                if self._posted.busy:
+                    self._ahead.launch()
         finally:
             self._close()
         self._link.send([EngineStopped()])
 
     def _nap(self) -> float:
         """How long to wait for commands."""
+        if self._ahead.flying:
+            return FLYING_S
         if self._posted.busy:
             return 0.0
         if self._posted.any:
             return MAILBOX_S
         return COPYING_S if self._parts.pulls.active else IDLE_S
+
+    def _counted(self, came: bool) -> None:
+        """Have rounds come for a batch that the device took by itself? Then the next ones come soon."""
+        if came:
+            self._posted.came()
 
     def _up(self, up: DraftUp) -> None:
         """By the front: the channel that it may offer comes first."""
@@ -189,7 +207,7 @@ class DraftEngine:
             return
         for key, proposed in zip(inputs, self._parts.runner.draft(list(inputs.values()), spec), strict=True):
             if not proposed.whole:  # the decode engine has them still, and opens it anew
-                self._sequences.close(key, "its features were not in its ring any more")
+                self._sequences.close(key, LOST_FEATURES)
                 continue
             followed = self._sequences.followed[key]
             requested = followed.requested is not None
@@ -251,6 +269,7 @@ class DraftEngine:
         )
 
     def _close(self) -> None:
+        self._ahead.stop()
         self._channels.close()
         if self._parts.copier.close(time.monotonic() + STOP_S):
             self._parts.runner.pool.close()
@@ -298,8 +317,12 @@ class PostedCommits:
         if mailbox is None:
             return False
         mailbox.propose(followed.open.place, proposal)  # one that has no room there is dropped
-        self._came = time.monotonic()
+        self.came()
         return True
+
+    def came(self) -> None:
+        """A round or an answer did, now."""
+        self._came = time.monotonic()
 
     @property
     def _expected(self) -> list[tuple[Key, DraftedSequence]]:
@@ -311,7 +334,7 @@ class PostedCommits:
         """How many sequences' rounds have come."""
         came = sum(self._look_for(key, followed) for key, followed in self._expected)
         if came:
-            self._came = time.monotonic()
+            self.came()
         return came
 
     def _look_for(self, key: Key, followed: DraftedSequence) -> bool:

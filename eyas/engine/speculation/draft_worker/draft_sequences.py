@@ -29,6 +29,8 @@ from kv_transfer.layout import pages_for
 
 NO_FEATURES = torch.empty(0, 0)
 NO_PAGES = "the draft worker has no free pages"
+LOST_FEATURES = "its features were not in its ring any more"
+NO_SENSE = "a commit must have known ids, a feature for each, and sane options"
 PULL_S = 30.0  # draft KV that takes longer to arrive is of no use any more
 
 _log = logging.getLogger("eyas.engine")
@@ -85,8 +87,16 @@ class DraftedSequence:
     @property
     def requested(self) -> SpeculationConfig | None:
         """The proposal that its newest commit asks for; None: none."""
-        newest = self.commits[-1]
-        return _spec(newest.steps, newest.topk, newest.draft_tokens) if newest.steps else None
+        return _spec(self.commits[-1]) if self.commits[-1].steps else None
+
+    @property
+    def next_request(self) -> SpeculationConfig | None:
+        """What the rows in its mailbox ask for: the same. None: nothing, or there is no such row yet."""
+        return _spec(self.latest) if self.latest is not None and self.latest.steps else None
+
+    def owner(self, key: Key) -> Hashable:
+        """As which runners know it."""
+        return (*key, self.open.generation)
 
     @property
     def is_due(self) -> bool:
@@ -107,7 +117,7 @@ class DraftedSequence:
             positions = range(commit.base_len, commit.base_len + len(commit.tokens))
             ringed += rows.located(commit.place, commit.generation, positions)
         new = DraftExtension(self.pages, self.rows, tokens, features, self.first, ringed)
-        return DraftInput((*key, opened.generation), new, opened.params, opened.choice, self.lowest)
+        return DraftInput(self.owner(key), new, opened.params, opened.choice, self.lowest)
 
     def written(self) -> None:
         """The rows of all commits are in its pages."""
@@ -146,6 +156,11 @@ class DraftSequences:
         self._page_size = pulls.page_size
         self._runner = runner
         pulls.destination = self
+
+    @property
+    def context_length(self) -> int:
+        """Of the target: no row stands beyond."""
+        return self._ready.context_length
 
     # --- what decode engines send ----------------------------------------------------------------------
 
@@ -226,7 +241,7 @@ class DraftSequences:
         elif commit.place < 0 and any([one.place >= 0 for one in followed.commits]):
             self.close(key, "features came by the host after some that did not")
         elif not self._makes_sense(commit):
-            self.close(key, "a commit must have known ids, a feature for each, and sane options")
+            self.close(key, NO_SENSE)
         else:
             followed.latest = commit
             followed.commits.append(commit)
@@ -305,13 +320,14 @@ class DraftSequences:
 
     # --- pages ---------------------------------------------------------------------------------------
 
-    def reserve(self, key: Key, spec: SpeculationConfig) -> bool:
-        """Takes pages for the waiting commits and for the rows that drafting by `spec` writes after them.
+    def reserve(self, key: Key, spec: SpeculationConfig, ahead: int = 0) -> bool:
+        """Takes pages for the waiting commits, for `ahead` rows more, and for the rows that drafting by
+        `spec` writes after them.
 
         False: there are too few, and the sequence is closed.
         """
         followed = self.followed[key]
-        rows = followed.end + self._runner.draft_rows(spec)
+        rows = followed.end + ahead + self._runner.draft_rows(spec)
         need = pages_for(rows, self._page_size) - len(followed.pages)
         if need > self._pool.free:
             self.close(key, NO_PAGES)
@@ -348,7 +364,12 @@ def _features(commit: DraftCommit) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(commit.features, np.float32).copy()).view(len(commit.tokens), -1)
 
 
+def _spec(commit: DraftCommit) -> SpeculationConfig:
+    """The shape that a commit asks for."""
+    return _spec_of(commit.steps, commit.topk, commit.draft_tokens)
+
+
 @functools.lru_cache(64)
-def _spec(steps: int, topk: int, draft_tokens: int) -> SpeculationConfig:
+def _spec_of(steps: int, topk: int, draft_tokens: int) -> SpeculationConfig:
     """Most commits ask for the same."""
     return SpeculationConfig(steps, topk, draft_tokens)
