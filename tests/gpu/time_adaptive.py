@@ -22,7 +22,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import accumulate, repeat
+from itertools import accumulate
 from operator import add, mul
 from pathlib import Path
 from typing import Any
@@ -112,9 +112,9 @@ class Plan:
     end: float
 
 
-def worth(chance: float, offered: int) -> float:
-    """Tokens that a round with `offered` drafts in a row gives in the mean."""
-    return sum(accumulate(repeat(chance, offered), mul, initial=1.0))
+def worth(chances: Sequence[float], offered: int) -> float:
+    """Tokens that a round with `offered` drafts in a row gives in the mean; `chances`: of each, in turn."""
+    return sum(accumulate(chances[:offered], mul, initial=1.0))
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Seen:
         }
 
 
-def watched(cluster: Clocked, name: str, batch: int, chance: float, moment: Moment) -> Seen:
+def watched(cluster: Clocked, name: str, batch: int, chances: Sequence[float], moment: Moment) -> Seen:
     """A batch that begins together and is given up at the end."""
     params = SamplingParams(temperature=0.0, max_tokens=CONTEXT - PROMPT - 64, ignore_eos=True)
     prompts = [tuple(range(100 + i, 100 + i + PROMPT)) for i in range(batch)]
@@ -157,7 +157,7 @@ def watched(cluster: Clocked, name: str, batch: int, chance: float, moment: Mome
     came = cluster.came[first:last]
     cluster.cancel([request.id for request in requests])
     return Seen(
-        rate(came, lambda entry: worth(chance, entry.offered)),
+        rate(came, lambda entry: worth(chances, entry.offered)),
         rate(came, lambda entry: len(entry.tokens)),
         Counter(one.entry.offered for one in came),
     )
@@ -189,11 +189,11 @@ def measured(plan: Plan, way: Depth) -> Iterator[dict[str, Any]]:
                 if rates is not None:
                     with torch.inference_mode():
                         rates.fill_(chance)
-                name = f"{batch} {chance:g}"
+                name, each = f"{batch} {chance:g}", (chance,) * way.steps
                 for lesson in range(LESSONS[plan.device] if way.adaptive else 0):
-                    watched(cluster, f"learn {lesson} {name}", batch, chance, learnt)
+                    watched(cluster, f"learn {lesson} {name}", batch, each, learnt)
                 moments = range(COUNTED[plan.device][way.adaptive])
-                seen = [watched(cluster, f"count {i} {name}", batch, chance, counted) for i in moments]
+                seen = [watched(cluster, f"count {i} {name}", batch, each, counted) for i in moments]
                 found = reduce(add, seen).line(batch)
                 yield {"synthetic": True, "table": chance, "way": str(way), "batch": batch} | found
 

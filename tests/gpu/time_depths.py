@@ -84,15 +84,15 @@ def measured(cluster: Clocked, given: argparse.Namespace) -> Iterator[dict[str, 
         for chance in given.tables:
             with torch.inference_mode():
                 runner._executor.state.synthetic.fill_(chance)
-            seen: dict[int | str, list[Seen]] = defaultdict(list)
+            chances, seen = (chance,) * max(depths.places), defaultdict[int | str, list[Seen]](list)
             for turn in range(TURNS):
                 for way in (*depths.places, ADAPTIVE):
                     name = f"{batch} {chance:g} {way} {turn}"
                     depths.fixed = None if way == ADAPTIVE else way
                     for lesson in range(LESSONS[given.device] if way == ADAPTIVE else 0):
-                        watched(cluster, f"learn {lesson} {name}", batch, chance, learnt)
+                        watched(cluster, f"learn {lesson} {name}", batch, chances, learnt)
                     seen[way] += [
-                        watched(cluster, f"count {i} {name}", batch, chance, counted)
+                        watched(cluster, f"count {i} {name}", batch, chances, counted)
                         for i in range(2 if way == ADAPTIVE else 1)
                     ]
             for way, moments in seen.items():

@@ -54,6 +54,22 @@ Rates = float | np.ndarray
 """The chance of a draft, once those above it were accepted: of all sequences, or float64 [n] of each."""
 
 
+MIXES: dict[str, tuple[float, ...]] = {
+    "prose": (0.45, 0.55),
+    "chat": (0.7, 0.8),
+    "code": (0.85, 0.9),
+    "copies": (0.95, 0.98),
+    "agents": (0.95, 0.5, 0.97, 0.2),  # calls as before, and thoughts
+    "strangers": (0.0, 0.05, 0.3),  # a head that was made for other texts
+}
+"""Chances of a draft of the sequences of a batch, in turns."""
+
+
+def mixed(mix: str, batch: int) -> np.ndarray:
+    """Of each sequence of a batch, float64 [batch]."""
+    return np.resize(np.array(MIXES[mix]), batch)
+
+
 def worth(rate: float, drafts: int) -> float:
     """Tokens of a round, in the mean: luck is no part of a figure."""
     return sum(rate**i for i in range(drafts + 1))

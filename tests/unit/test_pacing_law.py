@@ -6,9 +6,20 @@ is wrong for the next. Seeds are fixed, so a figure is the same on every machine
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from pacing_world import BATCHES, HOST_MS, SPEC, STARTS, TABLES, Engine, best_fixed, round_ms, started
+from pacing_world import (
+    BATCHES,
+    HOST_MS,
+    MIXES,
+    SPEC,
+    STARTS,
+    TABLES,
+    Engine,
+    best_fixed,
+    mixed,
+    round_ms,
+    started,
+)
 
 from eyas.engine.speculation import depth as depth_module
 from eyas.engine.speculation.depth import AcceptanceRates, AdaptiveDepth
@@ -53,21 +64,6 @@ def test_nearly_as_fast_as_the_best_fixed_depth(batches: tuple[int, ...], learn:
     found = shares(Engine(started(), seed=2), batches, learn, count)
     bounds = {f"{batch} at {rate}": bound(batch, rate) for batch in batches for rate in TABLES}
     assert all(share >= bounds[cell] for cell, share in found.items()), found
-
-
-MIXES: dict[str, tuple[float, ...]] = {
-    "prose": (0.45, 0.55),
-    "chat": (0.7, 0.8),
-    "code": (0.85, 0.9),
-    "copies": (0.95, 0.98),
-    "agents": (0.95, 0.5, 0.97, 0.2),  # calls as before, and thoughts
-    "strangers": (0.0, 0.05, 0.3),  # a head that was made for other texts
-}
-"""Chances of a draft of the sequences of a batch, in turns."""
-
-
-def mixed(mix: str, batch: int) -> np.ndarray:
-    return np.resize(np.array(MIXES[mix]), batch)
 
 
 @pytest.mark.parametrize(
