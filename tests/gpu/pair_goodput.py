@@ -5,7 +5,10 @@
 A case takes its window of 16 to 30 s and at most 10 s more, so all six workloads (13 cases) take a layout
 about seven minutes; with `--shares 0.92`, one rate each, three and a half. `tests.gpu.pair_report` makes the
 tables from the files of several commands. For another model `tests.gpu.pair_workloads` tells the rates
-(`--at`). `--device cpu --small` tries it with the embedded model.
+(`--at`). `--after FILE`: the clusters of static layouts start side by side, beside other work too (a part of
+the memory for each: `--mem-fraction-static 0.28`); once FILE exists the layouts are measured in their order,
+for SECONDS. `auto` measures its rates at its start, so it starts then. `--device cpu --small` tries it with
+the embedded model.
 """
 
 from __future__ import annotations
@@ -15,12 +18,15 @@ import asyncio
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import uvloop
 
 from eyas.bench.jobs import LoadJob
 from eyas.bench.records import RequestRecord
+from eyas.simulator.cluster import ClusterLayout
 from tests.gpu.pair_load import Sent, send, token_ids
 from tests.gpu.pair_rig import Served, Setting, Variant, add_setting, make_setting, rounded, served, step
 from tests.gpu.pair_runs import Run
@@ -29,6 +35,7 @@ from tests.gpu.pair_workloads import SEED, Workload, add_load, jobs, small, work
 WARM_UP, WARM_UP_PROMPT, WARM_UP_ANSWER = 8, 300, 16
 WARM_UP_S = 60.0
 SETTLE_S = 0.5  # until what the case before gave up is forgotten
+LOOK_S = 0.05
 POLICY = ("eyas_placements_total", "eyas_step_pace", "eyas_worker_preference")
 HEAD = (
     f"{'layout':<13}{'workload':<10}{'rate':>6}{'count':>6}{'within':>8}{'goodput':>9}"
@@ -61,10 +68,15 @@ def main() -> int:
     parser.add_argument("--at", nargs="+", type=float, metavar="R", help="rates, in place of such shares")
     parser.add_argument("--seed", type=int, default=SEED, help="of all draws (%(default)d)")
     parser.add_argument("--small", action="store_true", help="short lengths, low rates")
+    parser.add_argument("--after", type=Path, metavar="FILE", help="start now, and measure once it exists")
     args, serve = parser.parse_known_args()
     setting = make_setting(args, serve, "goodput")
     variants = [replace(variant, workers=args.workers) for variant in args.layouts]
-    uvloop.run(_measure(setting, variants, list(_cases(args)), args.small))
+    cases = list(_cases(args))
+    if args.after is None:
+        uvloop.run(_measure(setting, variants, cases, args.small))
+    else:
+        uvloop.run(_measure_later(setting, variants, cases, args))
     return int(setting.journal.failed > 0)
 
 
@@ -82,20 +94,51 @@ async def _measure(
         await step(setting, str(variant), setting.left_s, _layout(setting, variant, cases, little))
 
 
+async def _measure_later(
+    setting: Setting, variants: Sequence[Variant], cases: Sequence[Case], args: argparse.Namespace
+) -> None:
+    """Static layouts start at once, and all are measured once a file exists, for so many seconds."""
+    async with AsyncExitStack() as stack:
+        clusters: dict[Variant, Served] = {}
+        for variant in variants:
+            if variant.layout != ClusterLayout.AUTO.value:
+                clusters[variant] = await stack.enter_async_context(served(setting, variant))
+                await _warm_up(clusters[variant])
+        setting.journal.say(f"# waiting for {args.after}")
+        while not args.after.exists():
+            await asyncio.sleep(LOOK_S)
+        setting = replace(setting, ends_at=time.monotonic() + args.seconds)
+        setting.journal.say(HEAD)
+        for variant in variants:
+            if variant in clusters:
+                await _each(setting, variant, cases, clusters[variant], args.small)
+            else:
+                await step(
+                    setting, str(variant), setting.left_s, _layout(setting, variant, cases, args.small)
+                )
+
+
 async def _layout(setting: Setting, variant: Variant, cases: Sequence[Case], little: bool) -> None:
     async with served(setting, variant, cases[0].workload.targets) as cluster:
-        async with asyncio.timeout(WARM_UP_S):
-            await _warm_up(cluster)
-        for case in cases:
-            seconds = case.workload.seconds + 60.0
-            name = f"{variant}, {case.workload.name} at {case.rate:g}"
-            await step(setting, name, seconds, _case(setting, variant, case, cluster, little))
+        await _warm_up(cluster)
+        await _each(setting, variant, cases, cluster, little)
+
+
+async def _each(
+    setting: Setting, variant: Variant, cases: Sequence[Case], cluster: Served, little: bool
+) -> None:
+    for case in cases:
+        seconds = case.workload.seconds + 60.0
+        name = f"{variant}, {case.workload.name} at {case.rate:g}"
+        await step(setting, name, seconds, _case(setting, variant, case, cluster, little))
 
 
 async def _warm_up(cluster: Served) -> None:
     """The first requests of a cluster meet things that are made once: connections, routes of pages."""
     prompts = [token_ids(cluster.vocabulary, WARM_UP_PROMPT, 7, number) for number in range(WARM_UP)]
-    await send(cluster.target, [LoadJob.single(ids, WARM_UP_ANSWER, 0.0) for ids in prompts], WARM_UP_S)
+    warming = [LoadJob.single(ids, WARM_UP_ANSWER, 0.0) for ids in prompts]
+    async with asyncio.timeout(WARM_UP_S):
+        await send(cluster.target, warming, WARM_UP_S)
 
 
 async def _case(setting: Setting, variant: Variant, case: Case, cluster: Served, little: bool) -> None:
