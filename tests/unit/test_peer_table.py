@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from eyas.bench.section import RunEnvironment
+from tools.bench import peers
 from tools.bench.peers import PEERS, PeerRun, table
 
 WHERE = RunEnvironment("a card", "details", "abc123", "2026-11-30", 0.0, 2)
@@ -33,3 +36,12 @@ def test_model_and_port_are_put_into_each_command() -> None:
         command = peer.command(name, Path("/m"), 8123, ("--more",))
         assert "/m" in command and "8123" in command and command[-1] == "--more"
         assert not {"MODEL", "PORT"} & set(command)
+
+
+def test_a_server_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(peers, "ENVIRONMENTS", tmp_path)
+    assert peers.main(["--servers", "vllm", "sglang", "--shape", "tiny", "bs1"]) == 1
+    said = capsys.readouterr().err
+    assert all(f"{name}: {tmp_path / name}/bin/python is not there" in said for name in ("vllm", "sglang"))

@@ -74,10 +74,15 @@ class PeerRun:
 
 
 async def measured(name: str, model: Path, cases: tuple[str, ...], device: str) -> PeerRun:
-    """Starts a server, measures it, ends it. Raises EyasError if it does not start or answers nothing."""
+    """Starts a server, measures it, ends it.
+
+    Raises EyasError if it is not installed, does not start or answers nothing.
+    """
     port = next(free_ports())
     flags = (*DUMMY, *OWN.get(name, ()), *(("--device", device) if name == EYAS else ()))
     command = PEERS[name].command(name, model, port, flags)
+    if not Path(command[0]).exists():
+        raise EyasError(f"{command[0]} is not there: `make peers` installs it")
     child = ChildProcess(name, command, lambda name, line: None)
     server, began = MeasuredServer(f"http://127.0.0.1:{port}"), time.monotonic()
     async with answering(child, server, "/health", START_S, STOP_S):
