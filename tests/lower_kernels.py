@@ -42,6 +42,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "8b with EAGLE-3": ("llama-3.1-8b", {"draft": "head"}),
     "draft worker of an 8b": ("llama-3.1-8b", {"draft": "head", "roles": (Role.DRAFT,)}),
     "8b with adapters": ("llama-3.1-8b", LORA),
+    "8b with EAGLE-3 and adapters": ("llama-3.1-8b", {"draft": "head"} | LORA),
     "8b in four bits": ("llama-3.1-8b-int4", {}),
     "8b in FP8": ("8b-fp8", {}),
     "gpt-oss-20b": ("gpt-oss-20b", {}),

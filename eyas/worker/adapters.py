@@ -22,7 +22,7 @@ from eyas.common.errors import (
 )
 from eyas.common.types import Adapter, AdapterRoster
 from eyas.common.wire.info import AdapterHost
-from eyas.engine.ipc.adapter_messages import ADAPTER_FILES
+from eyas.engine.ipc.adapter_messages import ADAPTER_FILES, DRAFT_FOLDER
 from eyas.engine.ipc.client import EngineClient
 from eyas.worker.engine_calls import load_adapter, unload_adapter
 
@@ -154,7 +154,7 @@ class WorkerAdapters(AdapterHost):
     @staticmethod
     def _check_files(folder: Path, roots: list[Path]) -> None:
         """Raises Forbidden for a file that is a link to one elsewhere."""
-        for name in ADAPTER_FILES:
+        for name in (*ADAPTER_FILES, *(f"{DRAFT_FOLDER}/{name}" for name in ADAPTER_FILES)):
             try:
                 file = (folder / name).resolve()
             except (OSError, RuntimeError):  # links in a circle

@@ -32,6 +32,7 @@ from eyas.common.page_names import salt_of
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.adapters import peft
+from eyas.engine.adapters.reader import AdapterReader
 from eyas.engine.adapters.sites import AdapterSite, AdapterSites, SitePart
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.host_tensors import HostTensors
@@ -89,7 +90,7 @@ def watched_loads() -> Stopwatch:
         (peft, "read_files"),
         (peft, "_check_numbers"),
         (HostTensors, "digest"),
-        (adapters, "read_adapter"),
+        (AdapterReader, "read"),
         (AdapterSites, "packed"),
         (adapters, "pin_each"),
     ):
@@ -246,7 +247,7 @@ def time_steps(options: argparse.Namespace) -> None:
         folders = write_adapters(Path(scratch) / "adapters", model, options.rank, options.times)
         config = read_model(model, "dummy")
         load, matrices = watched_loads(), list(matrices_of(config, options.device))
-        slots = adapters.DeviceAdapters(config, matrices, SLOTS, options.rank, options.device)
+        slots = adapters.DeviceAdapters(AdapterReader(config, options.rank), matrices, SLOTS, options.device)
         held = []
         for number, folder in enumerate(folders):
             began = time.perf_counter()

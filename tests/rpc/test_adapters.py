@@ -255,7 +255,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"lora_name": "x", "lora_path": "tenant", "pinned": 1}, 400, "pinned"),
     *(
         ({"lora_name": "x", "lora_path": path}, 403, "lora_path")
-        for path in ("/etc", "..", "tenant/../..", "out", "out of it", "a\0b")
+        for path in ("/etc", "..", "tenant/../..", "out", "out of it", "head out of it", "a\0b")
     ),
 ]
 
@@ -266,6 +266,7 @@ async def test_a_bad_load_names_its_field(rig: Rig) -> None:
     rig.adapter("tenant"), rig.adapter("bad"), rig.adapter("other")
     (rig.folder / "out").symlink_to("/etc")
     (rig.folder / rig.adapter("out of it") / "adapter_model.safetensors").symlink_to("/etc/passwd")
+    (rig.folder / rig.adapter("head out of it") / "draft").symlink_to("/etc")
     assert (await load(http, "there", "other")).status_code == 200
     for body, status, param in BAD:
         for path in ("/v1/load_lora_adapter", "/load_lora_adapter"):

@@ -25,7 +25,7 @@ def is_turned(model: Path) -> bool:
 def stored_matrices(model: Path) -> dict[str, torch.Tensor]:
     """The linear modules of a folder's layers but for routers, by their names: what is stored of each."""
     weights = load_file(model / "model.safetensors")
-    layers = re.compile(r"(^|\.)(layers|h)\.\d+\.")
+    layers = re.compile(r"(^|\.)(layers|h)\.\d+\.|^midlayer\.")  # a head's
     return {
         name.removesuffix(".weight"): weight
         for name, weight in weights.items()

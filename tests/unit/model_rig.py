@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from eyas.engine.adapters.reader import AdapterReader
 from eyas.engine.attention.forward import build_batch
 from eyas.engine.attention.torch_heads import torch_attention
 from eyas.engine.batch.spans import QuerySpan
@@ -54,7 +55,8 @@ class Rig:
         with FolderWeights(folder, known.spelling, quantized=known.quantized, fused=known.fused) as weights:
             machine = TorchMachine(self.config, self.backend, adapted=Adapted.of(adapted, experts=True))
             self.model = Decoder(self.config, weights, machine)
-        self.adapters = PlainAdapters(self.config, self.model.projections, adapted, 64) if adapted else None
+        reader = AdapterReader(self.config, 64)
+        self.adapters = PlainAdapters(reader, self.model.projections, adapted) if adapted else None
         order = torch.randperm(pages, generator=torch.Generator().manual_seed(7))
         self._free = order.tolist()
 

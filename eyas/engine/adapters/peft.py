@@ -81,16 +81,17 @@ class LowRankUpdate:
 @dataclass(frozen=True)
 class PeftAdapter:
     """An adapter as it was read. `updates`: by the names by which the model asks for the matrices.
-    `content`: of all factors and their scalings, as words, which are being made.
+    `contents`: of each folder all factors and their scalings, as words, which are being made.
     """
 
     updates: Mapping[str, LowRankUpdate]
-    content: Future[str]
+    contents: tuple[Future[str], ...]
 
     @cached_property
     def id(self) -> str:
-        """16 hex digits of a digest of the content; waits for that."""
-        return hashlib.sha256(self.content.result().encode()).hexdigest()[:16]
+        """16 hex digits of a digest of the contents; waits for those."""
+        words = " ".join(content.result() for content in self.contents)
+        return hashlib.sha256(words.encode()).hexdigest()[:16]
 
     @property
     def rank(self) -> int:
@@ -148,9 +149,12 @@ class StoredFactor(NamedTuple):
 
 @dataclass(frozen=True)
 class FactorPair:
-    """Both factors of a module, A and B, or of one of its parameters that all experts share."""
+    """Both factors of a module, A and B, or of one of its parameters that all experts share. `matrix`: the
+    name by which the model asks for the module's.
+    """
 
     module: str
+    matrix: str
     lower: StoredFactor
     upper: StoredFactor
     parameter: FusedParameter | None
@@ -167,11 +171,16 @@ class FactorPair:
 
 
 def read_adapter(
-    folder: Path, model: ModelConfig, most_rank: int, check: MatrixCheck = lambda _, shape: None
+    folder: Path,
+    model: ModelConfig,
+    most_rank: int,
+    check: MatrixCheck = lambda _, shape: None,
+    spelling: Callable[[str], str] | None = None,
 ) -> PeftAdapter:
     """Reads an adapter of that model. `check`: raises for an update of a matrix, by its name and shape, that
     there is not; no factor is read before all have passed, so a file may be of any size.
-    What is read is a copy: the file may be written again meanwhile.
+    What is read is a copy: the file may be written again meanwhile. `spelling`: the name by which the model
+    asks for a stored tensor; None: the model's own.
 
     Raises NotFound if there is no such folder or file, InvalidRequest for what is wrong or not served in it,
     and for factors of more than `most_rank` rows.
@@ -183,7 +192,7 @@ def read_adapter(
     pairs: list[FactorPair] = []
 
     def room(places: dict[str, TensorPlace]) -> HostTensors:
-        pairs.extend(_pairs(places, folder, model))
+        pairs.extend(_pairs(places, folder, model, spelling or model.spelling))
         for pair in pairs:
             _check_pair(pair, config.rank_of(pair.name), most_rank)
         _check_matrices(pairs, model, folder, check)
@@ -202,10 +211,12 @@ def read_adapter(
         down, up = file.tensor(pair.lower.name), file.tensor(pair.upper.name)
         updates |= _updates(pair, LowRankUpdate(down, up, scalings[pair.name]), model)
     _check_numbers(pairs, file)
-    return PeftAdapter(updates, content)
+    return PeftAdapter(updates, (content,))
 
 
-def _pairs(places: Mapping[str, TensorPlace], folder: Path, model: ModelConfig) -> Iterator[FactorPair]:
+def _pairs(
+    places: Mapping[str, TensorPlace], folder: Path, model: ModelConfig, spelling: Callable[[str], str]
+) -> Iterator[FactorPair]:
     """Both factors of each module, in the order of their names."""
     factors: dict[str, dict[str, StoredFactor]] = {}
     for name, place in places.items():
@@ -223,7 +234,8 @@ def _pairs(places: Mapping[str, TensorPlace], folder: Path, model: ModelConfig) 
         if len(pair) < 2:
             raise _wrong(f"module {module} of {folder} has no lora_{'A' if 'B' in pair else 'B'}")
         shapes = pair["A"].place.shape, pair["B"].place.shape
-        yield FactorPair(module, pair["A"], pair["B"], parameter_of(module, *shapes, model))
+        parameter = parameter_of(module, *shapes, model)
+        yield FactorPair(module, spelling(f"{module}.weight"), pair["A"], pair["B"], parameter)
 
 
 def _check_pair(pair: FactorPair, rank: int, most: int) -> None:
@@ -273,7 +285,7 @@ def _updates(pair: FactorPair, update: LowRankUpdate, model: ModelConfig) -> dic
     if pair.parameter is not None:
         each = pair.parameter.factors(update.down, update.stored, model)
         return {part: replace(update, down=down, stored=up) for part, down, up in each}
-    name = model.spelling(f"{pair.module}.weight")
+    name = pair.matrix
     joined = next((kind for kind in model.fused if kind.holds(name)), None)
     if joined is None:
         return {name: update}

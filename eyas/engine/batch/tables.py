@@ -110,6 +110,7 @@ class SlotTables:
     depth: torch.Tensor
     waits: torch.Tensor
     speculative: torch.Tensor
+    adapter: torch.Tensor
     most_topk: torch.Tensor
     most_nodes: torch.Tensor
     choice: torch.Tensor
@@ -171,6 +172,7 @@ def _columns(sizes: TableSizes) -> dict[str, tuple[torch.dtype, int]]:
         "speculative": (torch.int32, 1),  # how deep this sequence's drafts may be; 0: none is proposed
         "most_topk": (torch.int32, 1),  # children of a draft that are verified (0: all) ..
         "most_nodes": (torch.int32, 1),  # .. and drafts in all, where a head or a mailbox gives trees
+        "adapter": (torch.int32, 1),  # the slot of its adapter, if adapters update a head; 0: none
         "choice": (torch.int32, 1),
         "state": (torch.int32, 1),  # its slot of states, if layers have some ..
         "bound": (torch.int32, 1),  # .. and where its state stands

@@ -15,9 +15,8 @@ from pathlib import Path
 import torch
 
 from eyas.common.errors import EyasError, InvalidRequest
-from eyas.engine.adapters.peft import read_adapter
+from eyas.engine.adapters.reader import AdapterReader
 from eyas.engine.adapters.sites import AdapterSites, PackedAdapter, filled
-from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.device import calls
 from eyas.engine.formats.adapted import AdaptedProjection
 from eyas.engine.ipc.adapter_messages import LORA_PATH
@@ -36,11 +35,11 @@ class DeviceAdapters:
     """An `AdapterMemory`: the slots for these matrices of a model on `device`, or a rank's share of them."""
 
     def __init__(
-        self, config: ModelConfig, matrices: Sequence[AdaptedProjection], slots: int, rank: int, device: str
+        self, reader: AdapterReader, matrices: Sequence[AdaptedProjection], slots: int, device: str
     ) -> None:
-        """`rank`: the largest of an adapter."""
+        """`matrices`: of the model, and of its draft head where adapters may update that."""
         self.slots = slots
-        self._config, self._rank, self._device = config, rank, device
+        self._reader, self._device, rank = reader, device, reader.most_rank
         self._sites = AdapterSites([site for matrix in matrices for site in matrix.sites])
         self._words = self._sites.words(rank)
         dtype = matrices[0].site.placement.dtype
@@ -61,7 +60,7 @@ class DeviceAdapters:
         its own, which takes one core: more would spin, and hold up the steps.
         """
         torch.set_num_threads(1)
-        adapter = read_adapter(folder, self._config, self._rank, self._sites.check)
+        adapter = self._reader.read(folder, self._sites.check)
         with torch.cuda.stream(self._stream):  # what the gains are copied by waits for no step
             packed = self._sites.packed(adapter, folder)
         if self._stream is not None:

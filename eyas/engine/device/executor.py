@@ -117,7 +117,7 @@ class StepExecutor:
         words = _pinned(joined.words, self.state.device).to(self.state.device, non_blocking=True)
         if self.state.drafter is not None:
             features = _pinned(joined.features, self.state.device).to(self.state.device, non_blocking=True)
-            self.state.drafter.join(words, features, joined.width)
+            self.state.drafter.of(adapted=True).join(words, features, joined.width)
         self.state.look_up(words[0].clone())  # on 16 bytes, as kernels like it
 
     @torch.inference_mode()
@@ -135,7 +135,7 @@ class StepExecutor:
 
     def _take_waiting_rows(self, words: torch.Tensor, width: int) -> None:
         assert self.state.drafter is not None
-        self.state.drafter.catch_up(words, width)
+        self.state.drafter.of(adapted=True).catch_up(words, width)
         if width > 1:
             self.state.look_up(words[0].clone())
 

@@ -293,7 +293,8 @@ class StepProgram:
         if state.drafter is not None and shape.drafts:
             batch = self._batch("slots") if shape.batch else None
             tokens = self._rows.tokens
-            state.drafter.follow(self._tapped, tokens, batch, verdicts, self._chunk(), shape.headed)
+            drafter = state.drafter.of(adapted=shape.adapted)
+            drafter.follow(self._tapped, tokens, batch, verdicts, self._chunk(), shape.headed)
         if shape.batch:
             state.look_up(self._part["slots"])
         if shape.ends:
@@ -325,7 +326,8 @@ class StepProgram:
             return None
         own = slice(shape.round_rows, None)
         mine = ForwardRows(
-            rows.tokens[own], rows.positions[own], rows.kv_rows[own], None, rows.tiles, self._planned
+            *(rows.tokens[own], rows.positions[own], rows.kv_rows[own], None, rows.tiles, self._planned),
+            adapters=None if rows.adapters is None else rows.adapters[own],
         )
         ends = part["end_rows"].clamp(max=shape.chunk - 1)  # of padding: any row
         return AcceptedChunk(mine, part["following"][: shape.chunk], ends, part["end_slots"])

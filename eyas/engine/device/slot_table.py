@@ -199,6 +199,8 @@ class SlotTable:
         params, limits, drafted = request.params, request.draft_limits, self._is_drafted_for(work)
         deepest = limits.deepest or MOST_STEPS
         writes.occupy(seq.slot, params, seq.choice, speculative=deepest if drafted else 0)
+        if self._drafts:
+            writes.put("adapter", seq.slot, (seq.adapter_slot,))
         if seq.state >= 0:
             writes.put("state", seq.slot, (seq.state,))
             writes.put("bound", seq.slot, (seq.bound,))

@@ -48,24 +48,28 @@ class Adapted(enum.Enum):
 
 @dataclass(frozen=True)
 class AdaptedLoader(Generic[ProjectionT]):
-    """A `ProjectionLoader` of what `wrap` makes of a matrix of `base` and its place in the model."""
+    """A `ProjectionLoader` of what `wrap` makes of a matrix of `base` and its place in the model. `of`: what
+    stands before the names by which updates of the matrices are known.
+    """
 
     base: ProjectionLoader[ProjectionT]
     placement: WeightPlacement
     wrap: Callable[[ProjectionT, AdapterSite], ProjectionT]
+    of: str = ""
 
     def rows(self, names: list[str], rows: list[int], columns: int) -> ProjectionT:
         """This rank's rows of several matrices, stacked."""
-        parts = [SitePart(name, (count, columns), 0) for name, count in zip(names, rows, strict=True)]
+        sizes = zip(names, rows, strict=True)
+        parts = [SitePart(self.of + name, (count, columns), 0) for name, count in sizes]
         return self._wrapped(self.base.rows(names, rows, columns), *parts)
 
     def columns(self, name: str, shape: tuple[int, int]) -> ProjectionT:
         """This rank's columns of a matrix."""
-        return self._wrapped(self.base.columns(name, shape), SitePart(name, shape, 1))
+        return self._wrapped(self.base.columns(name, shape), SitePart(self.of + name, shape, 1))
 
     def whole(self, name: str, shape: tuple[int, int]) -> ProjectionT:
         """A whole matrix."""
-        return self._wrapped(self.base.whole(name, shape), SitePart(name, shape))
+        return self._wrapped(self.base.whole(name, shape), SitePart(self.of + name, shape))
 
     def _wrapped(self, made: ProjectionT, *parts: SitePart) -> ProjectionT:
         return self.wrap(made, AdapterSite(parts, self.placement))

@@ -15,6 +15,9 @@ LORA_PATH = "lora_path"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 """The files of a folder in PEFT's format that are read: what it says of its factors, and these."""
 
+DRAFT_FOLDER = "draft"
+"""The folder of an adapter that updates the draft head: it has the same files."""
+
 # --- commands -----------------------------------------------------------------------------------------
 
 

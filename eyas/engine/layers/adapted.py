@@ -13,9 +13,8 @@ from typing import Any, Self
 
 import torch
 
-from eyas.engine.adapters.peft import read_adapter
+from eyas.engine.adapters.reader import AdapterReader
 from eyas.engine.adapters.sites import AdapterSite, AdapterSites, PackedAdapter
-from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.layers.linear import Linear, LinearExperts
 
@@ -101,10 +100,10 @@ def among(rows: torch.Tensor, groups: RowsOfSlots) -> RowsOfSlots:
 class PlainAdapters:
     """An `AdapterMemory`: the slots of a model's matrices."""
 
-    def __init__(self, config: ModelConfig, products: Sequence[Any], slots: int, rank: int) -> None:
-        """`products`: of the model; `rank`: the largest of an adapter."""
+    def __init__(self, reader: AdapterReader, products: Sequence[Any], slots: int) -> None:
+        """`products`: of the model, and of its draft head where adapters may update that."""
         self.slots = slots
-        self._config, self._rank = config, rank
+        self._reader = reader
         each = [part for one in products for part in (one.each if isinstance(one, LinearExperts) else (one,))]
         self._matrices = [matrix for matrix in each if isinstance(matrix, AdaptedLinear)]
         self._sites = AdapterSites([matrix.site for matrix in self._matrices])
@@ -117,7 +116,7 @@ class PlainAdapters:
 
     def read(self, folder: Path) -> PackedAdapter:
         """The adapter in a folder."""
-        return self._sites.packed(read_adapter(folder, self._config, self._rank, self._sites.check), folder)
+        return self._sites.packed(self._reader.read(folder, self._sites.check), folder)
 
     def fill(self, slot: int, adapter: PackedAdapter) -> Callable[[], bool]:
         """Fills a slot at once: no step is in flight."""

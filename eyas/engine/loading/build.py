@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -33,6 +33,7 @@ from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.batch.page_table import PageTable
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.device.buckets import GRAIN
+from eyas.engine.formats.adapted import Adapted
 from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import EngineReady
@@ -68,7 +69,7 @@ from eyas.engine.loop.forwards import LocalForward, StepForward
 from eyas.engine.loop.plain_runner import PlainRunner
 from eyas.engine.loop.runner import StepRunner
 from eyas.engine.loop.spread_ranks import LeaderSpread, RankSpread
-from eyas.engine.models.base import DecoderModel, FeatureTap
+from eyas.engine.models.base import AdaptedDraftModel, DecoderModel, FeatureTap
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.foreign.build import foreign_model
 from eyas.engine.models.foreign.pages import PlainPages
@@ -243,18 +244,22 @@ def _plain_core(loaded: EngineSpec, beat: Beat) -> _StepCore:
         rates=_rates(runner, config, StepLimits(8, 64, min(512, target.context_length), loaded.state_slots)),
         replacement=_replacement(loaded, model, leader),
         balance=_balance(model, leader),
-        adapters=_plain_adapters(loaded, model),
+        adapters=_plain_adapters(loaded, model, draft_runner),
         memory={MemoryTag.KV_CACHE: pools, **({MemoryTag.WEIGHTS: ()} if config.device == "cpu" else {})},
     )
 
 
-def _plain_adapters(loaded: EngineSpec, model: DecoderModel[ForwardBatch]) -> AdapterTable | None:
+def _plain_adapters(
+    loaded: EngineSpec, model: DecoderModel[ForwardBatch], runner: DraftRunner | None
+) -> AdapterTable | None:
     """The slots of adapters, if there are some."""
     if not loaded.config.max_loras:
         return None
     assert isinstance(model, Decoder)
-    slots, rank = loaded.config.max_loras, loaded.config.max_lora_rank
-    return AdapterTable(PlainAdapters(loaded.target, model.projections, slots, rank))
+    products = list(model.projections)
+    if runner is not None and loaded.head_adapted is not Adapted.NOTHING:
+        products += cast(AdaptedDraftModel[ForwardBatch], runner.head).projections
+    return AdapterTable(PlainAdapters(loaded.adapter_reader, products, loaded.config.max_loras))
 
 
 def _plain_model(

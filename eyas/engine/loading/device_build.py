@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import torch
 
@@ -23,6 +24,7 @@ from eyas.common.machine.gpus import number_of
 from eyas.common.params import MAX_STOP_TOKEN_IDS, SamplingParams
 from eyas.common.types import GenerationRequest, KvKind
 from eyas.common.wire.control import MemoryTag
+from eyas.engine.adapters.reader import OF_HEAD
 from eyas.engine.adapters.table import AdapterMemory
 from eyas.engine.attention.prompts import PromptPlan
 from eyas.engine.batch.rows import ForwardRows
@@ -36,7 +38,7 @@ from eyas.engine.device.rank0_executor import Rank0Executor
 from eyas.engine.device.runner import DeviceRunner, catch_up_sizes
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import StepLayout, StepShape
-from eyas.engine.formats.adapted import AdaptedProjection
+from eyas.engine.formats.adapted import Adapted, AdaptedProjection
 from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kernels.states.order import DeltaLayer
@@ -68,7 +70,7 @@ from eyas.engine.loading.step_shapes import (
     rehearsed,
 )
 from eyas.engine.loading.weight_memory import WeightMemory
-from eyas.engine.models.base import DecoderModel, DraftModel, FeatureTap
+from eyas.engine.models.base import AdaptedDraftModel, DecoderModel, DraftModel, FeatureTap
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.foreign.build import foreign_model
 from eyas.engine.models.foreign.pages import DevicePages
@@ -244,7 +246,7 @@ def build_state(
     weights = _weight_memory(loaded)
     with phases("weights"), contextlib.nullcontext() if weights is None else weights.filling():
         model, tap, head = _models(arithmetic, ranks, attentions)
-        adapters = _adapters(loaded, model)
+        adapters = _adapters(loaded, model, head)
     ring = None if tap is None or head is None else _ring(loaded, tables, tap)
     windows = None if tap is None or head is not None else _windows(loaded)
     special = SpecialSampler(tables, loaded.target.vocab_size, pdl=pdl_of(loaded.config))
@@ -255,6 +257,8 @@ def build_state(
     drafter, elsewhere, spec = None, None, loaded.config.speculation
     if tap is not None and head is not None:
         drafter = DeviceDrafter((tap, head), pools[1], tables, spec, pdl=pdl_of(loaded.config), ring=ring)
+        if loaded.head_adapted is not Adapted.NOTHING:
+            drafter.take_updates()
     elif tap is not None:
         elsewhere = DeviceTap(tap, spec, loaded.width, windows)
     return loaded, DeviceState(
@@ -270,14 +274,18 @@ def build_state(
     )
 
 
-def _adapters(loaded: EngineSpec, model: DecoderModel[ForwardRows]) -> DeviceAdapters | None:
+def _adapters(
+    loaded: EngineSpec, model: DecoderModel[ForwardRows], head: DraftModel[ForwardRows] | None
+) -> DeviceAdapters | None:
     """The slots of adapters, if there are some. Their memory is taken before that of pages."""
     if not loaded.config.max_loras:
         return None
     assert isinstance(model, Decoder)
-    matrices = [each for each in model.projections if isinstance(each, AdaptedProjection)]
-    sizes = loaded.config.max_loras, loaded.config.max_lora_rank
-    return DeviceAdapters(loaded.target, matrices, *sizes, loaded.config.device)
+    products = list(model.projections)
+    if loaded.head_adapted is not Adapted.NOTHING:
+        products += cast(AdaptedDraftModel[ForwardRows], head).projections
+    matrices = [each for each in products if isinstance(each, AdaptedProjection)]
+    return DeviceAdapters(loaded.adapter_reader, matrices, loaded.config.max_loras, loaded.config.device)
 
 
 def _weight_memory(loaded: EngineSpec) -> WeightMemory | None:
@@ -442,7 +450,8 @@ def _models(
     kind, group = head_family(loaded.head.algorithm), KvKind.DRAFT if loaded.drafts_here else KvKind.TARGET
     beside = machine(group, arithmetic.drafts)
     if loaded.drafts_here:
-        beside = replace(beside, copies=has_copies(loaded, KvKind.DRAFT))
+        copies, adapted = has_copies(loaded, KvKind.DRAFT), loaded.head_adapted
+        beside = replace(beside, copies=copies, adapted=adapted, adapted_of=OF_HEAD)
     with loaded.weights(KvKind.DRAFT) as weights:
         tap = kind.load_tap(loaded.head, weights, model.final_norm, beside)
         if not loaded.drafts_here:

@@ -15,6 +15,7 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import KvKind
+from eyas.engine.adapters.reader import OF_HEAD
 from eyas.engine.attention.device import row_attention
 from eyas.engine.attention.rows import RowLimits
 from eyas.engine.batch.tables import SlotTables
@@ -82,7 +83,8 @@ def _ends(loaded: EngineSpec, machine: Machine[Any]) -> ModelEnds:
 def plain_machine(loaded: EngineSpec, beat: Beat) -> TorchMachine:
     """The machine of a head's own layers in plain torch. `beat`: of the engine."""
     assert loaded.head is not None
-    return TorchMachine(loaded.head.decoder, loaded.backend(KvKind.DRAFT, beat))
+    backend = loaded.backend(KvKind.DRAFT, beat)
+    return TorchMachine(loaded.head.decoder, backend, adapted=loaded.head_adapted, adapted_of=OF_HEAD)
 
 
 def plain_runner(loaded: EngineSpec, ends: ModelEnds, machine: TorchMachine) -> DraftRunner:

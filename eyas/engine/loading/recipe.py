@@ -80,13 +80,14 @@ def launches(config: EngineConfig) -> None:
     if state.state_layers:
         remake(state.state_layers[:1], torch.empty(3, 1, dtype=torch.int32, device="meta"))
     if state.drafter is not None:
+        drafter = state.drafter.of(adapted=True)
         features = program.features(torch.empty(1, dtype=torch.int64, device="meta")).float()
         for joining in default_batches(config.max_running):
             words = torch.empty(4, joining, dtype=torch.int32, device="meta")
-            state.drafter.join(words, features.expand(joining, -1).contiguous(), loaded.width)
+            drafter.join(words, features.expand(joining, -1).contiguous(), loaded.width)
         for width in (buckets.width for buckets in by_depth(loaded).values()):
             for count in catch_up_sizes(config.max_running):
-                state.drafter.catch_up(torch.empty(2, count, dtype=torch.int32, device="meta"), width)
+                drafter.catch_up(torch.empty(2, count, dtype=torch.int32, device="meta"), width)
 
 
 class _AbsentGroup(ProcessGroup):

@@ -18,6 +18,7 @@ from eyas.common.machine.gpus import number_of
 from eyas.common.step_times import MOST_TOGETHER
 from eyas.common.types import FAST, KvKind, Role
 from eyas.common.wire.pool import SCALE_BYTES, PoolGeometry
+from eyas.engine.adapters.reader import AdapterReader, HeadNames
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.torch_heads import torch_attention
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
@@ -34,7 +35,7 @@ from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kv.groups import GRAIN, KvGroups, one_group, page_layers
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.loading.state_limits import check_states
-from eyas.engine.models.heads import head_spelling, read_head, with_token_map
+from eyas.engine.models.heads import TAKING_UPDATES, head_spelling, read_head, with_token_map
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.expert_places import SpreadExperts
@@ -106,6 +107,20 @@ class EngineSpec:
     def adapted(self) -> Adapted:
         """What adapters may update."""
         return Adapted.of(self.config.max_loras, self.config.lora_experts)
+
+    @property
+    def head_adapted(self) -> Adapted:
+        """What of a draft head that runs here adapters may update."""
+        head = self.head if self.drafts_here and not self.config.only_drafts else None
+        return self.adapted if head is not None and head.algorithm in TAKING_UPDATES else Adapted.NOTHING
+
+    @property
+    def adapter_reader(self) -> AdapterReader:
+        """How folders of adapters are read."""
+        names = None
+        if self.head is not None and self.head_adapted is not Adapted.NOTHING:
+            names = HeadNames(self.head.decoder, head_spelling(self.head))
+        return AdapterReader(self.target, self.config.max_lora_rank, names)
 
     def of_rank(self, rank: int) -> Self:
         """A copy for one of several ranks, whose GPUs follow each other from the configured one on."""

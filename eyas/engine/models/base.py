@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import torch
 
 from eyas.engine.checkpoint.config import DraftBlock, ModelConfig
+from eyas.engine.formats.projection import AnyProjection
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 
@@ -112,6 +113,14 @@ class DraftCoupling(Protocol):
         """logits float32 [B, draft vocab] of a draft of B sequences, and the target's ids of the tokens
         before it, [B], int64 or on a device int32 -> its scores, of the logits' shape.
         """
+
+
+class AdaptedDraftModel(DraftModel[RowsT], Protocol[RowsT]):
+    """A `DraftModel` whose layers' matrices adapters may update, for rows that have one."""
+
+    @property
+    def projections(self) -> list[AnyProjection]:
+        """The weights of its layers."""
 
 
 class MaskedDraftModel(DraftModel[RowsT], Protocol[RowsT]):

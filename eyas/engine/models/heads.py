@@ -25,7 +25,7 @@ from eyas.engine.checkpoint.methods import read_quantized
 from eyas.engine.checkpoint.token_map import read_token_map, refused
 from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import WeightSource
-from eyas.engine.formats.projection import ProjectionT
+from eyas.engine.formats.projection import AnyProjection, ProjectionT
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models import llama
 from eyas.engine.models.base import Drafted, DraftModel, FeatureTap, FinalNorm
@@ -36,6 +36,9 @@ from eyas.engine.models.ops.machine import Blocks, Machine
 
 HEADS = ("mtp", "dspark", "dflash", "eagle", "peagle", "whole_model", "eagle3")
 """The modules of `eyas.engine.models` that are a `HeadFamily`, in the order in which they see a folder."""
+
+TAKING_UPDATES = frozenset({"eagle", "peagle", "eagle3", "mtp"})
+"""Those of them whose `DraftModel` is an `AdaptedDraftModel`."""
 
 MOST_LAYERS = 128
 
@@ -299,6 +302,11 @@ class LayeredDraft(ABC, Generic[ProjectionT]):
         self._machine, self._eps, self._lm_head = blocks.machine, blocks.config.norm_eps, lm_head
         self._layers = head_layers(blocks, gain)
         self._few_rows = self._machine.most_rows(self._layers)
+
+    @property
+    def projections(self) -> list[AnyProjection]:
+        """The weights of its layers."""
+        return [each for layer in self._layers for each in layer.projections]
 
     @abstractmethod
     def entering(

@@ -33,7 +33,7 @@ from eyas.engine.checkpoint.folder import tensor_shapes
 from eyas.engine.checkpoint.methods import read_quantized
 from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import WeightSource
-from eyas.engine.formats.projection import ProjectionT
+from eyas.engine.formats.projection import AnyProjection, ProjectionT
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.norm import load_gain
 from eyas.engine.models.base import Drafted
@@ -133,6 +133,11 @@ class MtpLayer(Generic[ProjectionT]):
         self._few_rows = self._machine.most_rows([self._layer])
         self._gain = gain(dialect.final_norm)
 
+    @property
+    def projections(self) -> tuple[AnyProjection, ...]:
+        """Its layer's weights."""
+        return self._layer.projections
+
     def __call__(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> torch.Tensor:
         """features [R, hidden] joined with tokens [R] -> [R, hidden], after the layer's norm."""
         joined = self._machine.join(features, tokens, rows.positions, self._part)
@@ -166,6 +171,11 @@ class MtpDraft(Generic[ProjectionT]):
         blocks = Blocks(config.decoder, weights, machine)
         self._layers = [MtpLayer(config, stage, blocks, ends.embedding) for stage in range(config.stages)]
         self._machine, self._lm_head = machine, ends.lm_head
+
+    @property
+    def projections(self) -> list[AnyProjection]:
+        """The weights of its layers."""
+        return [each for layer in self._layers for each in layer.projections]
 
     @torch.inference_mode()
     def forward(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> Drafted:

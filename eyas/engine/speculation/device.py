@@ -7,8 +7,9 @@ known on the device alone. Draft KV lies in a pool of its own under the target's
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Self, cast
 
 import torch
 
@@ -64,6 +65,16 @@ class DeviceDrafter:
         depths = ladder(spec)[1:] if ring is not None else (spec.steps,)
         self._specs = {less.width: less for less in (shallower(spec, depth) for depth in depths)}
         self._ring = ring
+        self._updated: DeviceDrafter | None = None
+
+    def take_updates(self) -> None:
+        """Adapters may update the head's layers, from now on."""
+        self._updated = copy.copy(self)
+        self._updated._proposer = self._proposer.of_adapters()
+
+    def of(self, *, adapted: bool) -> DeviceDrafter:
+        """The drafter of steps in which rows may have adapters, or none has: it launches nothing for them."""
+        return self._updated if adapted and self._updated is not None else self
 
     @property
     def path_rows(self) -> int:
@@ -135,6 +146,8 @@ class DeviceDrafter:
         rows = ForwardRows(tokens, positions, kv_rows, rounds, depth=int(whole))
         if chunk is not None:
             rows = replace(rows, tiles=chunk.rows.tiles, planned=chunk.rows.planned)
+        adapters = self._proposer.adapters_of(rounds, None if chunk is None else chunk.rows.adapters)
+        rows = replace(rows, adapters=adapters)
         self._proposer.draft(joined, rows, last, slots, spec, 0 if chunk is None else chunk.ends.shape[0])
 
     def _together(
@@ -240,6 +253,25 @@ class DeviceProposer:
         self.spec = spec
         self._pdl = pdl
         self._firsts = firsts
+        self._adapters: torch.Tensor | None = None  # of each slot, where they update the head
+
+    def of_adapters(self) -> Self:
+        """The same of a head that the adapters of slots update."""
+        updated = copy.copy(self)
+        updated._adapters = self._tables.adapter
+        return updated
+
+    def adapters_of(
+        self, rounds: DecodeRows | None, behind: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """The adapters of the rows of rounds, and those of the rows behind them, int32; None: none counts."""
+        if self._adapters is None:
+            return None
+        parts = [] if behind is None else [behind]
+        if rounds is not None:
+            own = self._adapters.index_select(0, rounds.slots)
+            parts.insert(0, own[:, None].expand(-1, rounds.width).reshape(-1).contiguous())
+        return _cat(parts)
 
     @property
     def path_rows(self) -> int:
@@ -386,9 +418,9 @@ class DeviceProposer:
         self.head.keep(features, rows.tokens, self._forward(rows, rounds), self.pool)
 
     def _forward(self, rows: round_kernels.RoundRows, rounds: DecodeRows, depth: int = 0) -> ForwardRows:
-        return ForwardRows(
-            rows.tokens, rows.positions, rows.kv_rows, rounds, firsts=self._firsts, depth=depth
-        )
+        own = rows.tokens, rows.positions, rows.kv_rows, rounds
+        adapters = self.adapters_of(rounds)
+        return ForwardRows(*own, firsts=self._firsts, depth=depth, adapters=adapters)
 
 
 def round_rows(like: torch.Tensor, count: int) -> round_kernels.RoundRows:

@@ -39,12 +39,14 @@ class DeviceMachine(Machine[Projection]):
     """Weights in any format that there is. A router's are of the model's type, its sums float32.
 
     `context`: of the layers that run here. Draft heads' are never exact. `copies`: whether packed matrices
-    that are no experts' have a widened copy, for products of many rows. `adapted`: what adapters may update.
+    that are no experts' have a widened copy, for products of many rows. `adapted`: what adapters may update,
+    by names that begin with `adapted_of`.
     """
 
     context: LayerContext
     copies: bool = False
     adapted: Adapted = Adapted.NOTHING
+    adapted_of: str = ""
     spread: SpreadExperts | None = None
     groups_experts = True
 
@@ -55,7 +57,7 @@ class DeviceMachine(Machine[Projection]):
             loader = replace(loader, copies=self.copies)
         if not self.adapted.takes(names):
             return loader
-        return AdaptedLoader[Projection](loader, weights.placement, AdaptedProjection)
+        return AdaptedLoader[Projection](loader, weights.placement, AdaptedProjection, self.adapted_of)
 
     def router(
         self, weights: WeightSource, names: Sequence[str], rows: Sequence[int], hidden: int

@@ -310,7 +310,7 @@ class TorchMachine(Machine[Linear]):
     """Weights of all formats are widened as they are read; a router's are float32.
 
     `ranks`: over which experts are spread, whole; None: all are here. `adapted`: adapters may update the
-    weights. `spread`: as of `Machine`.
+    weights, by names that begin with `adapted_of`. `spread`: as of `Machine`.
     """
 
     groups_experts = False
@@ -322,10 +322,11 @@ class TorchMachine(Machine[Linear]):
         ranks: ExpertRanks | None = None,
         *,
         adapted: Adapted = Adapted.NOTHING,
+        adapted_of: str = "",
         spread: SpreadExperts | None = None,
     ) -> None:
         """`config`: of the decoder whose layers run here."""
-        self.backend, self.ranks, self._adapted = backend, ranks, adapted
+        self.backend, self.ranks, self._adapted, self._adapted_of = backend, ranks, adapted, adapted_of
         self.spread = spread
         length, each = (
             config.context_length,
@@ -337,7 +338,7 @@ class TorchMachine(Machine[Linear]):
         loader = LinearLoader.of(weights, names)
         if not self._adapted.takes(names):
             return loader
-        return AdaptedLoader[Linear](loader, weights.placement, AdaptedLinear)
+        return AdaptedLoader[Linear](loader, weights.placement, AdaptedLinear, self._adapted_of)
 
     def router(
         self, weights: WeightSource, names: Sequence[str], rows: Sequence[int], hidden: int

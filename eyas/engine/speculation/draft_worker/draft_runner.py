@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -32,6 +32,7 @@ class DraftExtension:
     `features` [n - r, width] of the first ones; those of the last r are `ringed`.
 
     `offset` is the position of the sequence's row 0; it is above 0 for a sequence that starts from a window.
+    `adapter`: the slot of the sequence's, whose updates of the head count here; 0: none's.
     """
 
     pages: SequenceOf[int]
@@ -40,6 +41,7 @@ class DraftExtension:
     features: torch.Tensor
     offset: int = 0
     ringed: SequenceOf[RingRow] = ()
+    adapter: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class DraftInput:
 class DraftRequest:
     """Asks for a proposal below row `base`, that of the token `root`. `last`: what row base - 1 gave.
 
-    `params` and `choice` key the noise; `offset` as in `DraftExtension`.
+    `params` and `choice` key the noise; `offset` and `adapter` as in `DraftExtension`.
     """
 
     pages: SequenceOf[int]
@@ -71,12 +73,17 @@ class DraftRequest:
     choice: int
     root: int
     offset: int = 0
+    adapter: int = 0
+
+    def span(self, start: int, count: int, **more: Any) -> QuerySpan:
+        """Some of its rows."""
+        return QuerySpan(self.pages, start, count, offset=self.offset, adapter=self.adapter, **more)
 
     @classmethod
     def below(cls, new: DraftExtension, last: Drafted, params: SamplingParams, choice: int) -> DraftRequest:
         """Asks for one below the rows `new`, of which the newest gave `last`."""
         base = new.base + len(new.tokens)
-        return cls(new.pages, base, last, params, choice, new.tokens[-1], new.offset)
+        return cls(new.pages, base, last, params, choice, new.tokens[-1], new.offset, new.adapter)
 
 
 def chain_of(tokens: SequenceOf[int]) -> DraftTree:
@@ -98,7 +105,7 @@ class DraftRunner:
     """Row 0 of a sequence may stand at any multiple of this number of positions."""
 
     def __init__(self, head: DraftModel[ForwardBatch], pool: KvPool, backend: AttentionBackend) -> None:
-        self._head = head
+        self.head = head
         self._pool = pool
         self._backend = backend
 
@@ -109,7 +116,7 @@ class DraftRunner:
 
     def draft_rows(self, spec: SpeculationConfig) -> int:
         """How many rows behind the certain ones a proposal of `spec` may write."""
-        block = self._head.block
+        block = self.head.block
         return spec.steps * spec.topk if block is None else block.width(spec.steps)
 
     def draft(self, inputs: SequenceOf[DraftInput], spec: SpeculationConfig) -> list[ProposedTree]:
@@ -123,7 +130,9 @@ class DraftRunner:
 
     def extend(self, extensions: SequenceOf[DraftExtension]) -> list[Drafted]:
         """Writes the draft KV of the rows; returns what the head gave for each sequence's last row."""
-        spans = [QuerySpan(e.pages, e.base, len(e.tokens), offset=e.offset) for e in extensions]
+        spans = [
+            QuerySpan(e.pages, e.base, len(e.tokens), offset=e.offset, adapter=e.adapter) for e in extensions
+        ]
         tokens = [t for e in extensions for t in e.tokens]
         drafted = self._forward(spans, tokens, torch.cat([e.features for e in extensions]))
         ends = torch.tensor([len(e.tokens) for e in extensions]).cumsum(0) - 1
@@ -131,8 +140,8 @@ class DraftRunner:
 
     def propose(self, requests: SequenceOf[DraftRequest], spec: SpeculationConfig) -> list[DraftTree]:
         """One draft per request: a chain of spec.steps tokens, or a tree of spec.draft_tokens - 1 nodes."""
-        if self._head.block is not None:
-            return self._blocks(requests, self._head.block, spec.steps)
+        if self.head.block is not None:
+            return self._blocks(requests, self.head.block, spec.steps)
         if spec.topk > 1:
             return self._trees(requests, spec)
         return self._chains(requests, spec.steps)
@@ -140,21 +149,21 @@ class DraftRunner:
     def _newest(self, requests: SequenceOf[DraftRequest]) -> Drafted:
         """What the row before each one's first draft gave. A whole model has yet to run that of the root."""
         last = _stacked(requests)
-        if not self._head.whole:
+        if not self.head.whole:
             return last
-        spans = [QuerySpan(w.pages, w.base, 1, offset=w.offset) for w in requests]
+        spans = [w.span(w.base, 1) for w in requests]
         return self._forward(spans, [w.root for w in requests], last.features, depth=1)
 
     def _chains(self, requests: SequenceOf[DraftRequest], steps: int) -> list[DraftTree]:
         """The last token of a chain gets no draft row."""
-        last, behind = self._newest(requests), int(self._head.whole)
+        last, behind = self._newest(requests), int(self.head.whole)
         drafted = []
         for step in range(steps):
             rows = [_row(w, w.offset + w.base + 1 + step) for w in requests]
-            scores = perturbed(self._head.logits(last.rows), rows, self._head.token_map)
+            scores = perturbed(self.head.logits(last.rows), rows, self.head.token_map)
             drafted.append(self._targets(scores.argmax(-1)).tolist())
             if step + 1 < steps:
-                spans = [QuerySpan(w.pages, w.base + behind + step, 1, offset=w.offset) for w in requests]
+                spans = [w.span(w.base + behind + step, 1) for w in requests]
                 last = self._forward(spans, drafted[-1], last.features, step + 1)
         return [chain_of(tokens) for tokens in zip(*drafted, strict=True)]
 
@@ -164,20 +173,18 @@ class DraftRunner:
         scored = last.rows.unsqueeze(1)
         if width:
             together = not block.causal
-            spans = [QuerySpan(w.pages, w.base, width, offset=w.offset, together=together) for w in requests]
+            spans = [w.span(w.base, width, together=together) for w in requests]
             tokens = [token for w in requests for token in block.tokens(w.root, width)]
             made = self._forward(spans, tokens, last.features, depth=1).rows
             made = made.unflatten(0, (len(requests), width))
             scored = torch.cat((scored, made), 1) if block.first < 0 else made[:, block.first :]
-        logits = self._head.logits(scored.flatten(0, 1)).unflatten(0, (len(requests), steps))
-        couple = (
-            cast(CoupledDraftModel[ForwardBatch], self._head).coupling(scored) if block.coupling else None
-        )
+        logits = self.head.logits(scored.flatten(0, 1)).unflatten(0, (len(requests), steps))
+        couple = cast(CoupledDraftModel[ForwardBatch], self.head).coupling(scored) if block.coupling else None
         before, drafted = torch.tensor([w.root for w in requests], device=logits.device), []
         for step in range(steps):
             scores = logits[:, step] if couple is None else couple(logits[:, step], step, before)
             rows = [_row(w, w.offset + w.base + 1 + step) for w in requests]
-            before = self._targets(perturbed(scores, rows, self._head.token_map).argmax(-1))
+            before = self._targets(perturbed(scores, rows, self.head.token_map).argmax(-1))
             drafted.append(before.tolist())
         return [chain_of(tokens) for tokens in zip(*drafted, strict=True)]
 
@@ -186,10 +193,10 @@ class DraftRunner:
         growing = [TreeExpansion(spec.topk, spec.draft_tokens) for _ in requests]
         last = self._newest(requests)  # rows of sequences (x k)
         for level in range(spec.steps):
-            logits = self._head.logits(last.rows)
+            logits = self.head.logits(last.rows)
             width = logits.shape[0] // len(requests)
             rows = [_row(w, w.offset + w.base + 1 + level) for w in requests for _ in range(width)]
-            probs, ids = draft_probabilities(logits, rows, self._head.token_map).topk(spec.topk)
+            probs, ids = draft_probabilities(logits, rows, self.head.token_map).topk(spec.topk)
             tokens = self._targets(ids).view(len(requests), -1, spec.topk).tolist()
             scores = probs.view(len(requests), -1, spec.topk).tolist()
             for tree, t, s in zip(growing, tokens, scores, strict=True):
@@ -213,9 +220,9 @@ class DraftRunner:
         spans, tokens, sources = [], [], []
         width = features.shape[0] // len(requests)
         for i, (request, tree) in enumerate(zip(requests, growing, strict=True)):
-            frontier, base = tree.frontier(), request.base + self._head.whole
+            frontier, base = tree.frontier(), request.base + self.head.whole
             paths = tuple(tuple(base + row for row in node.rows) for node in frontier)
-            spans.append(QuerySpan(request.pages, base, len(frontier), paths, request.offset))
+            spans.append(request.span(base, len(frontier), paths=paths))
             tokens += [node.token for node in frontier]
             sources += [i * width + node.parent_slot for node in frontier]
         return self._forward(spans, tokens, features[torch.tensor(sources)], level)
@@ -228,11 +235,11 @@ class DraftRunner:
         `depth`: of the rows, below the certain ones.
         """
         batch = build_batch(spans, tokens, self._pool.page_size, self._backend, depth)
-        return self._head.forward(features, batch.tokens, batch, self._pool)
+        return self.head.forward(features, batch.tokens, batch, self._pool)
 
     def _targets(self, ids: torch.Tensor) -> torch.Tensor:
         """The target's ids of these ids of the draft vocabulary."""
-        return ids if self._head.token_map is None else self._head.token_map[ids]
+        return ids if self.head.token_map is None else self.head.token_map[ids]
 
 
 def _stacked(requests: SequenceOf[DraftRequest]) -> Drafted:

@@ -38,7 +38,9 @@ class ColocatedDrafter(Drafter):
         due = [commit for one in commits if (commit := self._due(one)) is not None]
         if not due:
             return
-        extensions = [DraftExtension(c.seq.pages, c.base, c.tokens, c.features) for c in due]
+        extensions = [
+            DraftExtension(c.seq.pages, c.base, c.tokens, c.features, adapter=c.seq.adapter_slot) for c in due
+        ]
         drafted = self._runner.extend(extensions)
         groups: dict[SpeculationConfig, list[tuple[Sequence, DraftRequest]]] = defaultdict(list)
         for commit, new, last in zip(due, extensions, drafted, strict=True):
