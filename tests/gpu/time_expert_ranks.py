@@ -34,6 +34,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -130,7 +131,11 @@ def main() -> None:
     args = parser.parse_args()
     lines = FigureLines(args.out)
     if args.here is not None:
-        run(args, lines)
+        try:
+            run(args, lines)
+        except BaseException:  # its ranks and threads would be waited for
+            traceback.print_exc()
+            os._exit(1)
         sys.stdout.flush()
         os._exit(0)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -161,9 +166,11 @@ def measure_together(args: argparse.Namespace, own: Sequence[str], lines: Figure
     started = {kind: subprocess.Popen([*own, kind], stdin=subprocess.PIPE) for kind in args.kinds}
     try:
         wait_until(lambda: all(_came(lines, started, kind, "ready") for kind in started), START_S)
-        for kind in started:
-            _give_turn(started[kind])
-            wait_until(functools.partial(_came, lines, started, kind, "warm"), MOST_S)
+        for kind, child in started.items():
+            _give_turn(child)
+            if not wait_until(functools.partial(_came, lines, started, kind, "warm"), MOST_S):
+                lines.add(kind=kind, late=True)
+                child.kill()
         lines.add(warm=True)
         wait_until(lambda: args.after is None or args.after.exists(), AFTER_S)
         ends = time.monotonic() + args.seconds
@@ -200,13 +207,12 @@ def take_turn(args: argparse.Namespace) -> None:
         sys.stdin.readline()
 
 
-def wait_until(there: Callable[[], bool], seconds: float) -> None:
-    """Looks until it is. Raises TimeoutError."""
+def wait_until(there: Callable[[], bool], seconds: float) -> bool:
+    """Looks until it is, for so long at most; whether it is."""
     end = time.monotonic() + seconds
-    while not there():
-        if time.monotonic() > end:
-            raise TimeoutError(f"waited for {seconds:g} s")
+    while not (found := there()) and time.monotonic() < end:
         time.sleep(LOOK_S)
+    return found
 
 
 class FigureLines:

@@ -140,32 +140,28 @@ def plot(lines: Sequence[dict[str, Any]], path: Path) -> None:
     """The four panels."""
     plot_style.check_plot(path)
     figure, axes = plot_style.panels(TITLES, "Growth: Llama-3.1-8B's shape, bf16, one H200")
-    for panel, grows, unit in zip(axes, ("batch", "context"), ("sequences", "tokens"), strict=False):
-        points = points_of(lines, grows)
-        plot_style.draw(panel, plot_style.LOOKS[0], *zip(*points, strict=True))
-        plot_style.label(panel, "step", points[-1], left=True)
-        panel.set(xlabel=unit)
-    each = [(count, ms / count) for count, ms in points_of(lines, "batch")]
-    plot_style.draw(axes[0], plot_style.LOOKS[1], *zip(*each, strict=True))
-    plot_style.label(axes[0], "per token", each[len(each) // 3])
-    plain = dict(points_of(lines, "batch"))
-    for look, count in zip(plot_style.LOOKS, DRAFTED, strict=False):
-        points = [(1, plain[count])] if count in plain else []
-        points += points_of(lines, f"width at {count}")
-        plot_style.draw(axes[2], look, *zip(*points, strict=True))
-        plot_style.label(axes[2], f"{count} at once", points[-1], left=True)
-    axes[2].set(xlabel="tokens verified per sequence and round (1: no drafts)")
-    for panel in axes[:3]:
-        plot_style.log_scale(panel, "x")
-        panel.set(ylabel="ms", ylim=(0, None))
-    for look, layout in zip(plot_style.LOOKS, ClusterLayout, strict=False):
-        counts = [n for n in WORKERS if n > 1 or layout is not ClusterLayout.SPLIT]
-        values = [borne(layout, n) for n in counts]
-        plot_style.draw(axes[3], look, counts, values)
-        plot_style.label(axes[3], layout.value, (counts[-1], values[-1]), left=True)
-    plot_style.log_scale(axes[3], "x")
-    axes[3].set(xlabel="workers", ylabel="requests per second and worker", ylim=(0, None))
+    batch, context = points_of(lines, "batch"), points_of(lines, "context")
+    _panel(axes[0], "sequences", "ms", {"step": batch, "per token": [(n, ms / n) for n, ms in batch]})
+    _panel(axes[1], "tokens of context", "ms", {"step": context})
+    alone = {n: [(1, ms)] for n, ms in batch}
+    rounds = {f"{n} at once": alone.get(n, []) + points_of(lines, f"width at {n}") for n in DRAFTED}
+    _panel(axes[2], "tokens verified per sequence and round (1: no drafts)", "ms", rounds)
+    counts = {
+        layout.value: [n for n in WORKERS if n > 1 or layout is not ClusterLayout.SPLIT]
+        for layout in ClusterLayout
+    }
+    knees = {name: [(n, borne(ClusterLayout(name), n)) for n in some] for name, some in counts.items()}
+    _panel(axes[3], "workers", "requests per second and worker", knees)
     plot_style.save(figure, path)
+
+
+def _panel(axes: Any, over: str, what: str, series: dict[str, list[tuple[int, float]]]) -> None:
+    """Series by name, each of points."""
+    for look, points in zip(plot_style.LOOKS, series.values(), strict=False):
+        plot_style.draw(axes, look, *zip(*points, strict=True))
+    plot_style.log_scale(axes, "x")
+    axes.set(xlabel=over, ylabel=what, ylim=(0, None))
+    plot_style.label_ends(axes, [(name, points[-1]) for name, points in series.items()])
 
 
 def points_of(lines: Sequence[dict[str, Any]], grows: str) -> list[tuple[int, float]]:
