@@ -5,8 +5,8 @@ The NextN layer behind the model's own is the draft head.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,13 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.attention.latent_prompts import ExpandedPrompts
 from eyas.engine.batch.spans import QuerySpan
+from eyas.engine.device.buckets import GraphBuckets
+from eyas.engine.device.executor import CapturedStep, StepExecutor
+from eyas.engine.device.program import StepProgram
+from eyas.engine.device.step import StepInput, StepShape
+from eyas.engine.loading import device_build
+from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.loading.step_shapes import buckets_of
 from tests.unit.test_device_engine import answers, on_device, rounds, tokens
 from tests.unit.tiny import edit
 from tests.unit.tiny_deepseek import SMALL, write_tiny_nextn_deepseek
@@ -37,9 +44,10 @@ V2 = {
 """What else a config.json of V2-Lite says."""
 CORRECTION = "model.layers.{}.mlp.gate.e_score_correction_bias"  # which V2 does not have
 
+CHAIN = SpeculationConfig(steps=2, topk=1, draft_tokens=3)
 DRAFTS = {
     "plain": None,
-    "chain": SpeculationConfig(steps=2, topk=1, draft_tokens=3),
+    "chain": CHAIN,
     "tree": SpeculationConfig(steps=2, topk=2, draft_tokens=4),
 }
 PROMPT = tuple((7 * i * i + i) % 16 for i in range(22))  # random drafts are right now and then
@@ -83,7 +91,7 @@ def test_the_tokens_are_the_plain_engines(tmp_path: Path, sizes: dict[str, Any],
 
 
 def test_latents_in_fp8_have_the_plain_engines_tokens(tmp_path: Path) -> None:
-    config = replace(write(tmp_path, V3), speculation=DRAFTS["chain"], kv_cache_dtype="fp8_e4m3")
+    config = replace(write(tmp_path, V3), speculation=CHAIN, kv_cache_dtype="fp8_e4m3")
     expected, _ = answers(config, asked())
     found, _ = answers(on_device(config), asked())
     assert tokens(found) == tokens(expected)
@@ -93,7 +101,7 @@ def test_prompts_in_the_expanded_form_change_no_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the target and of its head, whether it pays or not."""
-    config = replace(write(tmp_path, V3), speculation=DRAFTS["chain"])
+    config = replace(write(tmp_path, V3), speculation=CHAIN)
     expected, _ = answers(config, asked())
     spans: list[QuerySpan] = []
 
@@ -105,3 +113,56 @@ def test_prompts_in_the_expanded_form_change_no_token(
     found, _ = answers(on_device(config), asked())
     assert tokens(found) == tokens(expected)
     assert any(span.start for span in spans) and len(spans) >= 3, "chunks with and without a prefix"
+
+
+@dataclass
+class Played:
+    """In place of a graph: the same launches, kernel by kernel."""
+
+    launches: Callable[[], object]
+
+    def replay(self) -> None:
+        self.launches()
+
+
+def played(executor: StepExecutor, shapes: Sequence[StepShape], _: object) -> None:
+    """In place of `capture`: graphs of prompts, which read their room whatever was planned since."""
+    prompts = executor.state.prompts
+    assert isinstance(prompts, ExpandedPrompts)
+    for shape in shapes:
+        room = prompts.room(shape.chunk, shape.prompts)
+        program = StepProgram(executor.state, shape, executor._inputs, executor._results, planned=True)
+
+        def forward(layout: Any = room.layout, program: StepProgram = program) -> None:
+            prompts._layout = layout
+            program.forward()
+
+        def rest(program: StepProgram = program) -> None:
+            program.rest(program.choose())
+
+        parts = Played(forward), Played(rest)
+        executor._captured[shape] = CapturedStep(program, *parts, room)  # type: ignore[arg-type]
+
+
+def test_prompts_that_a_graph_plans_change_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of fewer rows than the graph has; with a head, which follows them."""
+    config = replace(write(tmp_path, V3), speculation=CHAIN)
+    expected, _ = answers(config, asked())
+    begin, replayed = StepExecutor.begin, []
+
+    def with_chunks(loaded: EngineSpec) -> GraphBuckets:
+        return replace(buckets_of(loaded), lone_chunks=(24,))
+
+    def noted(self: StepExecutor, step: StepInput) -> None:
+        begin(self, step)
+        if self._replayed is not None:
+            replayed.append((step.shape.chunk, sum(span.count for span in step.spans)))
+
+    monkeypatch.setattr(device_build, "buckets_of", with_chunks)
+    monkeypatch.setattr(device_build, "captured", lambda loaded: list(with_chunks(loaded).captured()))
+    monkeypatch.setattr(StepExecutor, "capture", played)
+    monkeypatch.setattr(StepExecutor, "begin", noted)
+    monkeypatch.setattr(ExpandedPrompts, "pays", lambda self, spans: True)
+    found, _ = answers(on_device(config), asked())
+    assert tokens(found) == tokens(expected)
+    assert replayed and any(rows < chunk for chunk, rows in replayed), replayed

@@ -128,6 +128,23 @@ def test_a_wrong_page_a_wrong_start_and_a_wrong_turn_are_seen(monkeypatch: pytes
     assert (found - right).abs().max() > 1e-2
 
 
+def test_a_graph_reads_where_its_chunks_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As planned, with room that is left over; then other chunks by the same launches, and none beyond it."""
+    scene, few = Scene(WHOLE), 3
+    expected = scene.attended(planned(scene.spans, monkeypatch, WHOLE), planned=True)
+    prompts = ExpandedPrompts(WHOLE, scene.shape)
+    room = prompts.room(scene.rows.tokens.shape[0] + 200, len(scene.spans) + few)
+    blank = scene.attended(prompts, planned=True)
+    assert not blank[2:].any() and torch.equal(blank[:2], expected[:2])
+    assert room.fill(scene.spans)
+    assert torch.equal(scene.attended(prompts, planned=True), expected)
+    assert room.fill(scene.spans[:-1])
+    fewer = scene.attended(prompts, planned=True)
+    assert torch.equal(fewer[:-1], expected[:-1]) and not fewer[-1].any()
+    assert not room.fill([]) and not room.fill([QuerySpan([0] * 60, 700, 9)])
+    assert torch.equal(scene.attended(prompts, planned=True), fewer), "what is refused changes nothing"
+
+
 def test_when_it_pays() -> None:
     """V3's sizes: 341 tokens of a new prompt, or 171 behind many cached ones, if there is room."""
     v3 = dataclasses.replace(

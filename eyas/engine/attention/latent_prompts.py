@@ -1,12 +1,14 @@
 """Prompt chunks over latents in the expanded form, where that is less work: keys and values are made.
 
 `plan` lays a step's chunks out on the host and says whether it pays: a pair of query and key then costs a
-third, but every row of the sequence, cached ones too, is multiplied by the heads' factors first.
+third, but every row of the sequence, cached ones too, is multiplied by the heads' factors first. A graph
+reads where its chunks are from an `ExpandedRoom`, whose size is that of its step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,10 +19,55 @@ from eyas.engine.attention.prompts import made_up_chunk
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import LatentSpec
 from eyas.engine.kernels.latent.latent_prefill import TILE, ExpandedRows, attend_expanded
+from eyas.engine.kernels.launch.sizes import cdiv
 from eyas.engine.kv.pool import PoolShape, rows_at
 
 MOST_BYTES = 1 << 29
 """Of keys and values that are made at a time: start-up leaves room for no more."""
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Chunks on the device: int32 `pages` of their sequences, one sequence after the other, and `tiles`
+    [T, 4] as `attend_expanded` takes them. `planned`: their rows; None: those that tiles name, which only the
+    device knows.
+    """
+
+    pages: torch.Tensor
+    tiles: torch.Tensor
+    planned: int | None
+
+
+class ExpandedRoom:
+    """A `PromptRoom` for chunks of up to `rows` rows in all, of up to `sequences` sequences; rows before them
+    may take the pages that they leave.
+
+    Pages that no sequence has are the pool's first; tiles that no chunk has have no rows.
+    """
+
+    def __init__(self, prompts: ExpandedPrompts, shape: PoolShape, rows: int, sequences: int) -> None:
+        self._prompts, self._device = prompts, shape.device
+        self._pages = cdiv(rows, shape.page_size) + sequences
+        self._tiles = cdiv(rows, TILE) + sequences
+        self._words = torch.zeros(self._pages + 4 * self._tiles, dtype=torch.int32, device=shape.device)
+
+    @property
+    def layout(self) -> _Layout:
+        """The layout that launches read."""
+        return _Layout(self._words[: self._pages], self._words[self._pages :].view(-1, 4), None)
+
+    def fill(self, spans: Sequence[QuerySpan]) -> bool:
+        """As of `PromptRoom`."""
+        if not spans or not self._prompts.pays(spans):
+            return False
+        pages, tiles = self._prompts.laid_out(spans)
+        if len(pages) > self._pages or len(tiles) > self._tiles:
+            return False
+        words = np.zeros(len(self._words), np.int32)
+        words[: len(pages)] = pages
+        words[self._pages : self._pages + tiles.size] = tiles.reshape(-1)
+        self._words.copy_(on_device(words, self._device))
+        return True
 
 
 class ExpandedPrompts:
@@ -30,9 +77,8 @@ class ExpandedPrompts:
 
     def __init__(self, spec: LatentSpec, shape: PoolShape) -> None:
         self._spec, self._shape = spec, shape
-        self._pages = torch.empty(0, dtype=torch.int32, device=shape.device)
-        self._tiles = torch.empty(0, 4, dtype=torch.int32, device=shape.device)
-        self._planned = 0
+        nothing = torch.empty(0, dtype=torch.int32, device=shape.device)
+        self._layout = _Layout(nothing, nothing.view(-1, 4), 0)
 
     def plan(self, spans: Sequence[QuerySpan]) -> bool:
         """Lays out a step with the prompt rows of `spans`, in order.
@@ -41,17 +87,25 @@ class ExpandedPrompts:
         """
         if not spans or not self.pays(spans):
             return False
+        pages, tiles = (on_device(each, self._shape.device) for each in self.laid_out(spans))
+        self._layout = _Layout(pages, tiles, sum(span.count for span in spans))
+        return True
+
+    def laid_out(self, spans: Sequence[QuerySpan]) -> tuple[np.ndarray, np.ndarray]:
+        """The pages of these chunks' sequences, and their tiles: those with most keys begin first."""
         lists = page_lists(spans, self._shape.page_size)
         tiles = [
             (query + i, min(TILE, span.count - i), span.start + i, page * self._shape.page_size)
             for span, query, page in zip(spans, lists.queries, lists.first_page, strict=False)
             for i in range(0, span.count, TILE)
         ]
-        latest_first = np.array(tiles[::-1], np.int32)  # those with most keys begin first
-        self._planned = sum(span.count for span in spans)
-        self._pages = on_device(lists.pages, self._shape.device)
-        self._tiles = on_device(latest_first, self._shape.device)
-        return True
+        return lists.pages, np.array(tiles[::-1], np.int32)
+
+    def room(self, rows: int, sequences: int) -> ExpandedRoom:
+        """As of `PromptPlan`."""
+        room = ExpandedRoom(self, self._shape, rows, sequences)
+        self._layout = room.layout
+        return room
 
     def made_up(self, rows: int) -> list[QuerySpan]:
         """As of `PromptPlan`: a prompt in the pool's first page alone."""
@@ -74,11 +128,12 @@ class ExpandedPrompts:
         their own rows are already -> out [C, heads * value]. `first`: the first of them among the forward's.
         Rows behind the planned ones are zeros.
         """
-        rows = rows_at(layer[:, 0, :, 0], self._pages, q.dtype).flatten(0, 1)
+        planned = self._layout.planned
+        rows = rows_at(layer[:, 0, :, 0], self._layout.pages, q.dtype).flatten(0, 1)
         latents, count = rows[:, : self._spec.kv_rank], self._spec.num_heads
         keys = torch.mm(latents, heads.keys.flatten(0, 1).t()).view(rows.shape[0], count, -1)
         values = torch.mm(latents, heads.values.flatten(0, 1).t()).view(rows.shape[0], count, -1)
         rotation = heads.turned(slice(first, None))
-        attend_expanded(q, ExpandedRows(keys, values, rows), self._tiles, rotation, heads.factor, out)
-        if self._planned < out.shape[0]:
-            out[self._planned :].zero_()
+        if planned is None or planned < out.shape[0]:
+            out[planned or 0 :].zero_()
+        attend_expanded(q, ExpandedRows(keys, values, rows), self._layout.tiles, rotation, heads.factor, out)

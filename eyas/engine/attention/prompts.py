@@ -19,6 +19,16 @@ from eyas.engine.kv.pool import PoolShape
 from kv_transfer.layout import pages_for
 
 
+class PromptRoom(Protocol):
+    """Memory from which a graph reads how a step's prompt rows are laid out."""
+
+    def fill(self, spans: Sequence[QuerySpan]) -> bool:
+        """Lays out the prompt rows of `spans`, in order, for the graph's next replay. False: the graph is not
+        for them.
+        """
+        ...
+
+
 class PromptPlan(Protocol):
     """An attention that decides, step by step, whether it attends the prompt rows."""
 
@@ -32,6 +42,12 @@ class PromptPlan(Protocol):
     def made_up(self, rows: int) -> list[QuerySpan]:
         """Chunks of `rows` rows in all, none of a sequence's own, by which a start warms it; none: it is not
         warmed.
+        """
+        ...
+
+    def room(self, rows: int, sequences: int) -> PromptRoom | None:
+        """Room for chunks of up to `rows` rows in all, of up to `sequences` sequences, which launches read up
+        to the next plan; None: graphs do without this attention.
         """
         ...
 
@@ -81,6 +97,9 @@ class PromptAttention:
     def made_up(self, rows: int) -> list[QuerySpan]:
         """As of `PromptPlan`."""
         return self._attention.made_up(rows)
+
+    def room(self, rows: int, sequences: int) -> None:
+        """None: it follows the chunks' numbers of rows, which the host has to know."""
 
     def run(self, q: torch.Tensor, layer: torch.Tensor, out: torch.Tensor) -> None:
         """q [C, heads, dim] of the planned rows over [pages, 2, page_size, kv_heads, dim] -> out, as q."""

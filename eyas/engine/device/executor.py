@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from eyas.engine.attention.prompts import PromptRoom
 from eyas.engine.batch.prompt_scores import ScoreRequest
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.batch.tables import SlotTables
@@ -58,11 +59,18 @@ class DeviceEvent(Protocol):
 
 @dataclass(frozen=True)
 class CapturedStep:
-    """A program whose launches are recorded: the forward, and everything after it."""
+    """A program whose launches are recorded: the forward, and everything after it. `room`: from which its
+    prompt rows are planned, if they are.
+    """
 
     program: StepProgram
     forward: torch.cuda.CUDAGraph
     rest: torch.cuda.CUDAGraph
+    room: PromptRoom | None = None
+
+    def takes(self, step: StepInput) -> bool:
+        """True if the graphs are for the step's prompt rows too, whose plan they are given then."""
+        return self.room is None or self.room.fill(step.spans)
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,7 @@ class StepExecutor:
         self._captured: dict[StepShape, CapturedStep] = {}
         self._captured_catch_ups: dict[tuple[int, int], CapturedCatchUp] = {}  # by sequences and width
         self._program: StepProgram | None = None
+        self._replayed: CapturedStep | None = None  # of the step that was begun
         self._rows: torch.Tensor | None = None  # of the step that was begun, if they are to be scored
         self._recorder: ExpertRecorder | None = None  # once experts were asked for
         self.certain: torch.Tensor | None = None  # features requested of the step that was finished
@@ -151,7 +160,7 @@ class StepExecutor:
         if step.drafted_slots:
             self._read_drafts(step.drafted_slots)
         self._rows = None
-        captured = self._graphs(step)
+        captured = self._replayed = self._graphs(step)
         if captured is None:
             planned = self.state.prompts is not None and self.state.prompts.plan(step.spans)
             self._program = StepProgram(self.state, step.shape, self._inputs, self._results, planned)
@@ -233,7 +242,7 @@ class StepExecutor:
     def finish(self, step: StepInput) -> tuple[torch.Tensor, DeviceEvent | None]:
         """The rest. Returns the result's copy on the host, and its event, which also covers `certain`."""
         assert self._program is not None
-        captured = self._graphs(step)
+        captured = self._replayed
         if captured is None:
             self._program.rest(self._program.choose())
         else:
@@ -244,10 +253,11 @@ class StepExecutor:
         return self._fetch(self._program.result_words)
 
     def _graphs(self, step: StepInput) -> CapturedStep | None:
-        """The graphs of a step; None for a shape that has none, and where rows are needed that a graph keeps
-        to itself.
+        """The graphs of a step; None for a shape that has none, where rows are needed that a graph keeps to
+        itself, and for prompt rows that it cannot plan.
         """
-        return None if step.scored else self._captured.get(step.shape)
+        captured = None if step.scored else self._captured.get(step.shape)
+        return captured if captured is not None and captured.takes(step) else None
 
     @torch.inference_mode()
     def score(self, request: ScoreRequest) -> TokenScores:
@@ -415,15 +425,17 @@ class StepExecutor:
         for shape in track(
             shapes, description="capturing graphs", console=Console(stderr=True), transient=True
         ):
+            room = self._room_for(shape)
+            made = partial(StepProgram, planned=room is not None, logits=logits)
             # Kernels are loaded before they are recorded; for that a layer of each kind does.
-            self._rehearse(StepProgram(brief, shape, self._inputs, self._results, logits=logits), shape)
-            program = StepProgram(self.state, shape, self._inputs, self._results, logits=logits)
+            self._rehearse(made(brief, shape, self._inputs, self._results), shape)
+            program = made(self.state, shape, self._inputs, self._results)
             forward, rest = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
             with recorder.recording(forward):
                 program.forward()
             with recorder.recording(rest):
                 program.rest(program.choose())
-            self._captured[shape] = CapturedStep(program, forward, rest)
+            self._captured[shape] = CapturedStep(program, forward, rest, room)
         for count, width in catch_ups:
             self.rehearse_catch_up(count, width)
             padding = CatchUp.padding(count, width, self.tables.padding_slot)
@@ -432,11 +444,18 @@ class StepExecutor:
                 self._take_waiting_rows(words, width)
             self._captured_catch_ups[padding.shape] = CapturedCatchUp(words, graph)
 
+    def _room_for(self, shape: StepShape) -> PromptRoom | None:
+        """The room from which the shape's graph plans its prompt rows: alone in a step, in layers without
+        states, behind which turns are short and contexts are long.
+        """
+        prompts = None if shape.round_rows or self.state.pool.states is not None else self.state.prompts
+        return prompts.room(shape.chunk, shape.prompts) if prompts is not None and shape.chunk else None
+
     # --- after the last step -------------------------------------------------------------------------
 
     def close(self) -> bool:
         """Gives up the graphs. False: the device may hang, so nothing waits for it any more."""
-        self._program = self._rows = None
+        self._program = self._replayed = self._rows = None
         self.forget_graphs()
         return True
 

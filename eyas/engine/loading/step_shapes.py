@@ -25,6 +25,8 @@ LONE_CHUNKS = (640, 768, 1024, 1536)
 """Rows of prompts that have a graph where layers have states: an agent's turn, which goes on from a cached
 state, has so many. One by one, the host launches their kernels, some 700, for longer than a GPU computes.
 """
+LATENT_CHUNKS = (768, 1024, 1536, 2048, 2560, 3072, 3584, 4096)
+"""The same where layers have latents, whose kernels are twice as many: of up to so many rows."""
 
 
 def buckets_of(loaded: EngineSpec) -> GraphBuckets:
@@ -37,11 +39,21 @@ def buckets_of(loaded: EngineSpec) -> GraphBuckets:
         return GraphBuckets(loaded.width, rows, (), (), *tokens)
     batches = config.cuda_graph_bs or default_batches(most)
     mixed = tuple(b for b in MIXED_BATCHES if b < most) + (most,)
-    lone = () if loaded.target.delta is None else LONE_CHUNKS
     return GraphBuckets(
         *(loaded.width, rows, batches, mixed if config.mixed_tokens else (), *tokens),
-        lone_chunks=tuple(chunk for chunk in lone if config.mixed_tokens < chunk <= config.chunk_tokens),
+        lone_chunks=tuple(_lone_chunks(loaded)),
     )
+
+
+def _lone_chunks(loaded: EngineSpec) -> Iterator[int]:
+    """Rows of chunks that have a graph where nothing decodes beside them. Attention ranks launch alike,
+    whatever prompts each of them has; exact steps plan none.
+    """
+    config, target = loaded.config, loaded.target
+    plans = target.kv_format.latent and config.dp_attention == 1 and not config.deterministic
+    for chunk in LONE_CHUNKS if target.delta is not None else LATENT_CHUNKS if plans else ():
+        if config.mixed_tokens < chunk <= config.chunk_tokens:
+            yield chunk
 
 
 def by_depth(loaded: EngineSpec) -> dict[int, GraphBuckets]:
