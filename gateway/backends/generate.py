@@ -31,6 +31,7 @@ from eyas.common.errors import (
 from eyas.common.page_names import salt_of_weights
 from eyas.common.types import (
     EngineTimings,
+    FinishCause,
     FirstToken,
     GenerationRequest,
     RequestChoice,
@@ -384,7 +385,10 @@ class ClusterGeneration(GenerationStream, LegOwner):
 
     def on_entry(self, leg: DecodeLeg, entry: TokenEntry) -> None:
         """Puts tokens into the client's buffer at once: they do not pass through the inbox."""
-        if leg is not self._decode or entry.attempt != self._attempt:
+        stale = (
+            entry.attempt != self._attempt and entry.finish is not FinishCause.ABORT
+        )  # then no other comes
+        if leg is not self._decode or stale:
             return
         self._decode_spoke = True
         if entry.timings is not None:

@@ -56,6 +56,24 @@ async def test_lost_pages_after_token_0_are_recomputed_by_decode() -> None:
         assert len(prefill.of("prefill")) == 1
 
 
+async def test_an_abort_ends_what_its_worker_has_lost_the_pages_of() -> None:
+    """The worker ended the request before it heard of the next attempt, of which it then knows nothing."""
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, cluster):
+        decode = started[1]
+        decode.script.stop_at = 0
+        request = make_request()
+        stream = await backend.start(request)
+        await until(lambda: len(decode.of("attach")) == 1)
+        await until(lambda: stream.tokens == 1)
+        listener = cluster.session(decode.address)._listeners["r"]
+        listener.on_reply(PagesLost("r", 1))
+        await until(lambda: len(decode.of("attach")) == 2)
+        listener.on_entry(TokenEntry("r", 1, 0, 0, (), finish=FinishCause.ABORT))
+        first, last = [entry async for entry in each(stream)]
+        assert first.tokens == tuple(expected(request)[:1])
+        assert (last.tokens, last.finish) == ((), FinishCause.ABORT)
+
+
 async def test_pages_that_never_arrive_are_computed_by_decode() -> None:
     """A worker that failed to hand them over is not asked again: a stopped one costs seconds each time."""
     async with workers(PREFILL, PREFILL, DECODE) as started, gateway(started) as (backend, _):
