@@ -16,6 +16,15 @@ from test_cache_events import SPLIT
 from eyas.client import AsyncClient, EyasError, InvalidRequest
 from eyas.common.config import EngineConfig
 from eyas.common.types import Role
+from eyas.common.wire.control import (
+    ContinueGeneration,
+    MemoryTag,
+    PauseGeneration,
+    PauseMode,
+    ReleaseMemory,
+    ResumeMemory,
+)
+from eyas.common.wire.control_service import ControlClient
 from gateway.grpc.weights import join_of, update_of
 from protos import eyas_pb2
 
@@ -184,3 +193,26 @@ def test_bad_messages_of_weights_are_refused_by_name() -> None:
         assert caught.value.param == name
     with pytest.raises(InvalidRequest, match="version has more than 256 characters"):
         update_of(eyas_pb2.UpdateWeightsRequest(folder="/new", version="v" * 257))
+
+
+@pytest.mark.parametrize("mode", ["abort", "in_place", "retract"])
+async def test_no_pages_come_where_memory_is_away(config: EngineConfig, tmp_path: Path, mode: str) -> None:
+    """Decode sleeps in a pause while prefill, which hears of both a little later, offers it a prompt."""
+    async with real_cluster(config, tmp_path, SPLIT) as cluster:
+        undisturbed = await generate(cluster, 8)
+        assert (await cluster.http.post("/flush_cache")).status_code == 200
+        decode = next(worker for worker in cluster.workers if Role.DECODE in worker.front.describe().roles)
+        async with decode.dial(decode.address) as channel:
+            client = ControlClient(channel)
+            await client.control(PauseGeneration(PauseMode(mode)))
+            if mode != "in_place":
+                early = asyncio.create_task(generate(cluster, 8))
+                await asyncio.sleep(0.2)  # its pages might be here by now
+            (moved,) = (await client.control(ReleaseMemory((MemoryTag.KV_CACHE,)))).moved
+            assert moved.bytes > 0
+            late = asyncio.create_task(generate(cluster, 8))
+            await asyncio.sleep(0.2)
+            await client.control(ResumeMemory((MemoryTag.KV_CACHE,)))
+            await client.control(ContinueGeneration())
+        for answer in [await late] if mode == "in_place" else await asyncio.gather(early, late):
+            assert answer["output_ids"] == undisturbed["output_ids"]

@@ -65,6 +65,7 @@ class EngineControl:
     paused: bool = False
     released: tuple[MemoryTag, ...] = ()
     _queue: deque[tuple[ControlEngine, float]] = field(default_factory=deque)  # and when it came
+    _keeps: bool = True  # what comes in a pause keeps its KV, if memory is to leave
     _until: float | None = None  # monotonic seconds: when a pause ends by itself
     _moving: Future[_Moves] | None = None
     _thread: ThreadPoolExecutor = field(
@@ -94,14 +95,15 @@ class EngineControl:
                 answer = None if outcome is None else EngineControlled(command.call, outcome)
             except EyasError as error:
                 answer = EngineControlled(command.call, failure=WireFailure.of(error))
+            self._say_what_waits()
             if answer is None:
                 return
             self._queue.popleft()
-            self._say_why()
             self.outbox.add(answer)
         if self._until is not None and now > self._until and not self.released:
             _log.warning("nobody has ended the pause: generation goes on at its limit")
             self._go_on()
+            self._say_what_waits()
 
     def close(self) -> None:
         """Waits until nothing moves any more."""
@@ -124,13 +126,12 @@ class EngineControl:
                 return self._resume(tags)
 
     def _go_on(self) -> None:
-        self.paused = self.requests.retracted = False
-        self._until = None
+        self.paused, self._keeps, self._until = False, True, None
 
     def _pause(self, mode: PauseMode) -> ControlOutcome:
         self.loop.rest()
         self.paused = True
-        self.requests.retracted |= mode is PauseMode.RETRACT
+        self._keeps &= mode is PauseMode.IN_PLACE
         match mode:
             case PauseMode.ABORT:
                 return ControlOutcome(self.requests.abort())
@@ -165,7 +166,7 @@ class EngineControl:
             return work
         if MemoryTag.KV_CACHE not in leaving:
             return ""
-        if self.requests.retracted:
+        if not self._keeps:
             self.requests.retract()  # what came since
         if self.scheduler.flush() is None:
             return f"{self.scheduler.pool.used} pages in use"
@@ -207,8 +208,11 @@ class EngineControl:
             raise moves.error
         return ControlOutcome(moved=tuple(moves.moved))
 
-    def _say_why(self) -> None:
-        """New requests are refused while memory is away, but where a pause says that they may wait."""
+    def _say_what_waits(self) -> None:
+        """New requests are refused while memory is away, but where a pause says that they may wait. No pages
+        are lent meanwhile: what were written there would be lost, and elsewhere is no memory to write to.
+        """
+        self.requests.lends = self._keeps and MemoryTag.KV_CACHE not in self.released
         away = f"it sleeps: its {_named(self.released)} must be resumed first (/resume_memory_occupation)"
         self.requests.asleep = away if self.released and not self.paused else ""
 

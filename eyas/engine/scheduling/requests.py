@@ -76,7 +76,7 @@ class RequestTable:
     table: dict[str, Generation] = field(default_factory=dict)
     draining: bool = False
     asleep: str = ""  # why new requests are refused, if its memory is gone
-    retracted: bool = False  # no pages are lent to prompts that come from elsewhere
+    lends: bool = True  # pages, to prompts that come from elsewhere
     weights: str = ""
     closed: EyasError | None = None
     spoiled: int = 0  # requests that failed by their logits, ever
@@ -278,7 +278,7 @@ class RequestTable:
         None: no room.
         """
         assert isinstance(owner, Generation)
-        if self.retracted:
+        if not self.lends:
             return None
         lent = self.scheduler.lend(owner, handle.tokens)
         if lent is not None:
