@@ -155,7 +155,7 @@ def test_renewed_adapters_are_what_would_be_read(base: EngineConfig) -> None:
     folder = Path(base.pool_dir)
     given = replace(base, attention_backend="triton", prefill_attention_backend="triton")
     loaded, model = model_of(given)
-    adapters = _adapters(loaded, model)
+    adapters = _adapters(loaded, model, None)
     assert adapters is not None
     renewed = [adapters.read(folder / name) for name in NAMES]
     before = [each.numbers.clone() for each in renewed]
