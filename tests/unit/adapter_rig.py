@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+HEAD = "lm_head.weight"
+
 
 def is_turned(model: Path) -> bool:
     """Whether modules store their matrices as [columns, rows], as GPT-2's do."""
@@ -23,13 +25,17 @@ def is_turned(model: Path) -> bool:
 
 
 def stored_matrices(model: Path) -> dict[str, torch.Tensor]:
-    """The linear modules of a folder's layers but for routers, by their names: what is stored of each."""
+    """The linear modules of a folder's layers but for routers, and its output head, by their names: what is
+    stored of each.
+    """
     weights = load_file(model / "model.safetensors")
     layers = re.compile(r"(^|\.)(layers|h)\.\d+\.|^midlayer\.")  # a head's
     return {
         name.removesuffix(".weight"): weight
         for name, weight in weights.items()
-        if re.search(r"(?<!\.gate)\.weight$", name) and weight.dim() == 2 and layers.search(name)
+        if re.search(r"(?<!\.gate)\.weight$", name)
+        and weight.dim() == 2
+        and (layers.search(name) or name == HEAD)
     }
 
 
@@ -43,14 +49,15 @@ def write_adapter(
     size: float = 0.5,
     **config: Any,
 ) -> Path:
-    """An adapter of all linear modules of the layers, or of those whose names end with one of `modules`.
+    """An adapter of all linear modules of the layers, or of those, and the output head, whose names end with
+    one of `modules`.
 
     `size`: of an update beside its weight, about. `config`: further fields of its adapter_config.json.
     """
     random = torch.Generator().manual_seed(seed)
     tensors, alpha = {}, config.get("lora_alpha", 2 * rank)
     for module, weight in stored_matrices(model).items():
-        if modules and not module.endswith(tuple(modules)):
+        if not (module.endswith(tuple(modules)) if modules else f"{module}.weight" != HEAD):
             continue
         rows, columns = weight.shape[::-1] if is_turned(model) else weight.shape
         for name, sizes in (("A", (rank, columns)), ("B", (rows, rank))):

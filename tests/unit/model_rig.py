@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from eyas.engine.adapters.reader import AdapterReader
-from eyas.engine.attention.forward import build_batch
+from eyas.engine.attention.forward import build_batch, rows_of_adapters
 from eyas.engine.attention.torch_heads import torch_attention
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ModelConfig
@@ -78,7 +78,8 @@ class Rig:
         return self.model.forward(batch, self.pool, capture)
 
     def logits(self, spans: Sequence[QuerySpan], tokens: Sequence[int]) -> torch.Tensor:
-        return self.model.logits(self.forward(spans, tokens)[0])
+        adapters = rows_of_adapters(spans, "cpu")
+        return self.model.logits(self.forward(spans, tokens)[0], adapters=adapters)
 
 
 class HeadRig:

@@ -38,7 +38,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     folder = tmp_path_factory.mktemp("models")
     target = write_tiny_llama(folder / "target", tied=False, **SIZES | {"kv_heads": 2, "vocab": 32})
     for seed in range(2):
-        modules = ("q_proj", "v_proj", "down_proj") if seed else ()
+        modules = ("q_proj", "v_proj", "down_proj", "lm_head") if seed else ()
         write_adapter(folder / f"a{seed}", target, rank=12 * (1 + seed), seed=seed, modules=modules)
     write_head(folder / "head", target)
     return EngineConfig(

@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from adapter_rig import write_adapter, write_merged
 from loopback import Loopback, split_configs, wait_all
-from tiny import write_tiny_pair
+from tiny import write_tiny_eagle3, write_tiny_llama, write_tiny_pair
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.page_names import salt_of
@@ -86,6 +87,28 @@ def test_an_answer_is_the_merged_models(folder: Path, tmp_path: Path, cluster: L
     expected = _alone(merged, [_request(number, "", p) for number, p in enumerate((GREEDY, SEEDED))])
     merged.close()
     assert answers == expected
+
+
+def test_an_updated_output_head_scores_prompts_and_drafts_too(tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "target", tied=False, layers=4, vocab=64)
+    write_tiny_eagle3(tmp_path / "head", model, reads=(1, 2, 3))
+    write_adapter(tmp_path / "a", model, modules=("lm_head", "v_proj"), size=1.0)
+    write_merged(tmp_path / "merged", model, tmp_path / "a")
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=1, prompt_logprobs=1)
+    answers, scores = [], []
+    drafts = {"draft": str(tmp_path / "head"), "speculation": CHAIN}
+    for changes in ({}, drafts, {"model": str(tmp_path / "merged"), "max_loras": 0}):
+        cluster = Loopback(_config(tmp_path, **changes))
+        adapter = "" if "max_loras" in changes else cluster.load_adapter(tmp_path / "a").id
+        results = [cluster.submit(_request(i, id, params), split=False) for i, id in enumerate((adapter, ""))]
+        wait_all(results, 60)
+        cluster.close()
+        (scored,) = [one.prompt for one in results[0].entries if one.prompt]
+        answers.append(results[0].tokens[0])
+        scores.append(torch.frombuffer(bytearray(scored.logprobs), dtype=torch.float32))
+    assert answers[0] == answers[1] == answers[2]
+    assert torch.equal(scores[0], scores[1])
+    torch.testing.assert_close(scores[0], scores[2], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.slow

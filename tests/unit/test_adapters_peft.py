@@ -140,6 +140,23 @@ def test_a_wrong_tensor_is_named(
         _read(folder, model)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_copy_of_the_models_own_head_is_left_out(tmp_path: Path, tied: bool) -> None:
+    """PEFT writes one beside the factors of an output head."""
+    model = write_tiny_llama(tmp_path / "model", tied=tied)
+    folder = write_adapter(tmp_path / "adapter", model, modules=("q_proj",))
+    before, weights = _read(folder, model), load_file(model / "model.safetensors")
+    own = weights["model.embed_tokens.weight" if tied else "lm_head.weight"]
+    name = "base_model.model.lm_head.base_layer.weight"
+    _store(folder, lambda tensors: tensors.update({name: own.bfloat16()}))
+    after = _read(folder, model)
+    assert after.id == before.id and after.updates.keys() == before.updates.keys()
+    own[5, 3] += 1.0
+    _store(folder, lambda tensors: tensors.update({name: own}))
+    with pytest.raises(InvalidRequest, match="lm_head.base_layer.weight is no copy of the model's own"):
+        _read(folder, model)
+
+
 def test_no_number_is_read_of_a_file_that_fits_no_matrix(tmp_path: Path, model: Path) -> None:
     """It may hold more than there is memory."""
     folder = write_adapter(tmp_path / "adapter", model)

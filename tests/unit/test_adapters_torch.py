@@ -11,7 +11,9 @@ import torch
 from adapter_rig import write_adapter, write_merged
 from families import write_family
 from model_rig import Rig
+from tiny import write_tiny_llama
 
+from eyas.engine.attention.forward import rows_of_adapters
 from eyas.engine.batch.spans import QuerySpan
 
 PROMPT = [3, 17, 5, 99, 42, 7, 23, 64, 5, 12, 88, 1, 30]
@@ -65,3 +67,17 @@ def test_an_adapter_is_the_merged_model(tmp_path: Path, family: str) -> None:
     modules = UPDATED.get(family, ())
     adapter = write_adapter(tmp_path / "adapter", tmp_path / "model", modules=modules)
     _check(tmp_path / "model", adapter, tmp_path / "merged")
+
+
+def test_an_output_head_is_updated_as_it_is_merged(tmp_path: Path) -> None:
+    """Logits of all rows, and of some of them."""
+    model = write_tiny_llama(tmp_path / "model", tied=False)
+    adapter = write_adapter(tmp_path / "adapter", model, modules=("lm_head", "q_proj"))
+    _check(model, adapter, tmp_path / "merged")
+    rig = Rig(model, adapted=2)
+    rig.fill(1, adapter)
+    spans = [QuerySpan(rig.table(len(PROMPT)), 0, len(PROMPT), adapter=slot) for slot in (0, 1)]
+    residual, _ = rig.forward(spans, PROMPT * 2)
+    whole, picked = rig.logits(spans, PROMPT * 2), torch.tensor([20, 3, 20, 14])
+    some = rig.model.logits(residual, picked, adapters=rows_of_adapters(spans, "cpu"))
+    torch.testing.assert_close(some, whole[picked], rtol=0, atol=0)

@@ -21,6 +21,7 @@ import torch
 
 from eyas.common.errors import ConfigError, InvalidRequest, NotFound
 from eyas.common.model_folder import read_json_object
+from eyas.engine.adapters.copies import check_copies, copied
 from eyas.engine.adapters.fused_experts import FusedParameter, parameter_of
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import ModelConfig
@@ -55,6 +56,7 @@ _UNSERVED = {
     "trainable_token_indices": "embeddings of tokens (trainable_token_indices)",
     "alora_invocation_tokens": "activated LoRA (alora_invocation_tokens)",
     "arrow_config": "a router of adapters (arrow_config)",
+    "ensure_weight_tying": "updates that embedding and output head share (ensure_weight_tying)",
 }
 """Fields that say of the equation what is not computed here, unless they are empty."""
 
@@ -190,9 +192,13 @@ def read_adapter(
             raise NotFound(f"{folder} has no {name}", param=LORA_PATH)
     config = PeftConfig.read(folder)
     pairs: list[FactorPair] = []
+    copies: list[str] = []
+    spelled = spelling or model.spelling
 
     def room(places: dict[str, TensorPlace]) -> HostTensors:
-        pairs.extend(_pairs(places, folder, model, spelling or model.spelling))
+        copies.extend(name for name in places if copied(name, spelled))
+        places = {name: place for name, place in places.items() if name not in copies}
+        pairs.extend(_pairs(places, folder, model, spelled))
         for pair in pairs:
             _check_pair(pair, config.rank_of(pair.name), most_rank)
         _check_matrices(pairs, model, folder, check)
@@ -200,6 +206,7 @@ def read_adapter(
 
     try:
         file = read_files([folder / TENSORS], room)
+        check_copies(folder / TENSORS, copies, model, spelled)
     except (OSError, ConfigError) as error:
         raise _wrong(str(error)) from None
     updates: dict[str, LowRankUpdate] = {}

@@ -59,11 +59,13 @@ def build_batch(
         spans=spans,
         depth=depth,
         states=state_rows(spans, backend.device),
-        adapters=_rows_of_adapters(spans, backend.device),
+        adapters=rows_of_adapters(spans, backend.device),
     )
 
 
-def _rows_of_adapters(spans: Sequence[QuerySpan], device: str) -> list[tuple[int, torch.Tensor]]:
+def rows_of_adapters(
+    spans: Sequence[QuerySpan], device: str | torch.device
+) -> list[tuple[int, torch.Tensor]]:
     """The rows of each slot of an adapter."""
     slots = [span.adapter for span in spans]
     if not any(slots):

@@ -262,14 +262,14 @@ class StepExecutor:
     @torch.inference_mode()
     def score(self, request: ScoreRequest) -> TokenScores:
         """Scores rows of the step in progress; valid once the event of its `finish` has passed."""
-        assert self._rows is not None
-        return self._score(self._rows, request)
+        assert self._rows is not None and self._program is not None
+        return self._score(self._rows, self._program.adapters, request)
 
-    def _score(self, rows: torch.Tensor, request: ScoreRequest) -> TokenScores:
+    def _score(self, rows: torch.Tensor, adapters: torch.Tensor | None, request: ScoreRequest) -> TokenScores:
         device = self.state.device
         places = _pinned(np.array(request.places, np.int32), device).to(device, non_blocking=True)
         tokens = _pinned(np.array(request.tokens, np.int64), device).to(device, non_blocking=True)
-        logits = partial(self.state.slice_logits, rows)
+        logits = partial(self.state.slice_logits, rows, adapters)
         scores = score_slices(places, tokens, request.top, logits, score)
         if request.experts:
             assert self._recorder is not None
@@ -363,7 +363,7 @@ class StepExecutor:
         program.blank()
         rows = program.forward()
         if shape.chunk:
-            self._score(rows, ScoreRequest(0, range(1), (0,), 1))
+            self._score(rows, program.adapters, ScoreRequest(0, range(1), (0,), 1))
         if shape.sampled:
             special = padding_rows(min(shape.sampled, SLICE), self.tables.padding_slot, self._vocab_size)
             program.sample_special(_pinned(special, self.state.device))

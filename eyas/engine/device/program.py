@@ -102,13 +102,16 @@ class DeviceState:
         if self.lookup is not None:
             self.lookup.look_up(slots, self.pool.page_size, pdl=self.pdl)
 
-    def slice_logits(self, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Float32 [n, vocab] of up to SLICE of a forward's rows, which `places` int32 [n] names.
+    def slice_logits(
+        self, rows: torch.Tensor, adapters: torch.Tensor | None, places: torch.Tensor
+    ) -> torch.Tensor:
+        """Float32 [n, vocab] of up to SLICE of a forward's rows, which `places` int32 [n] names. `adapters`:
+        of all its rows.
 
         The product has the same height for any n: a row's logits do not depend on where its prompt was cut.
         """
         padded = torch.nn.functional.pad(places, (0, SLICE - places.shape[0]))
-        return self.model.logits(rows, padded)[: places.shape[0]]
+        return self.model.logits(rows, padded, adapters=adapters)[: places.shape[0]]
 
 
 class StepProgram:
@@ -179,8 +182,13 @@ class StepProgram:
         self._rows = rows
         if shape.sampled:
             picked = part["picked"] if shape.chunk else None
-            self.logits = state.model.logits(x, picked, self._room)
+            self.logits = state.model.logits(x, picked, self._room, rows.adapters)
         return x
+
+    @property
+    def adapters(self) -> torch.Tensor | None:
+        """Of the forward's rows, as of `ForwardRows`."""
+        return self._rows.adapters
 
     def _states(self) -> StateGroups:
         """The rows for layers with states, behind `_decode_rows`; prompts' states stand behind them then."""

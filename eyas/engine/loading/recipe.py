@@ -68,7 +68,7 @@ def launches(config: EngineConfig) -> None:
         if shape.chunk and prompts is not None and prompts.plan(prompts.made_up(shape.chunk)):
             StepProgram(state, shape, inputs, results, planned=True).forward()
         if shape.chunk:
-            state.slice_logits(rows, torch.empty(1, dtype=torch.int32, device="meta"))
+            state.slice_logits(rows, program.adapters, torch.empty(1, dtype=torch.int32, device="meta"))
         if shape.sampled:
             program.sample_special(torch.empty(min(shape.sampled, SLICE), columns, dtype=torch.int32))
             masks = torch.empty(1, mask_words(loaded.target.vocab_size), dtype=torch.int32)

@@ -9,10 +9,11 @@ import contextlib
 import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
-from eyas.engine.attention.forward import ForwardBatch
+from eyas.engine.attention.forward import ForwardBatch, rows_of_adapters
 from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.batch.spans import QuerySpan, StatePlace
 from eyas.engine.batch.step_result import StepResult
@@ -21,6 +22,7 @@ from eyas.engine.batch.tree import DraftCounts
 from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kv.pool import KvPool
+from eyas.engine.layers.adapted import RowsOfSlots
 from eyas.engine.loop.forwards import StepForward
 from eyas.engine.models.base import DecoderModel, FeatureTap
 from eyas.engine.models.ops.recording import ExpertRecorder
@@ -105,10 +107,11 @@ class PlainRunner:
     def launch(self, works: SequenceOf[SequenceWork]) -> ComputedStep:
         """Computes the whole step before it returns."""
         launched, pool = time.monotonic(), self._pools[0]
-        tokens = [t for work in works for t in work.tokens]
+        spans, tokens = [_span(w) for w in works], [t for work in works for t in work.tokens]
         layers = self._tap.layers if self._tap else ()
         with self._recording() if any(map(_tells_experts, works)) else contextlib.nullcontext():
-            residual, tapped = self._forward(StepRows([_span(w) for w in works], tokens, layers))
+            residual, tapped = self._forward(StepRows(spans, tokens, layers))
+        adapters = rows_of_adapters(spans, residual.device)
         features = None
         if self._tap is not None:
             features = self._tap.features(tapped, torch.tensor(tokens, device=tapped.device))
@@ -128,8 +131,8 @@ class PlainRunner:
         if rows:
             self._beat()
             places = torch.tensor(picked, device=residual.device)
-            sampled = sample(self.model.logits(residual, places), rows)
-        landed = self._scored(verified(works, counts, sampled, features, pool), residual)
+            sampled = sample(self.model.logits(residual, places, adapters=adapters), rows)
+        landed = self._scored(verified(works, counts, sampled, features, pool), residual, adapters)
         self._cleanse([one.work for one in landed if not one.finite])
         if residual.is_cuda:
             torch.cuda.current_stream(residual.device).synchronize()  # copies of its pages may begin now
@@ -149,18 +152,18 @@ class PlainRunner:
             pages = torch.tensor(sorted({page for table in tables for page in table.owned}))
             pool.cleanse(pages)
 
-    def _scored(self, results: list[StepResult], residual: torch.Tensor) -> list[StepResult]:
+    def _scored(
+        self, results: list[StepResult], residual: torch.Tensor, adapters: RowsOfSlots
+    ) -> list[StepResult]:
         """A copy of the results with the requested log-probabilities of the prompts' rows."""
-        first = 0
+        first, logits = 0, partial(self.model.logits, residual, adapters=adapters)
         for i, one in enumerate(results):
             request = one.work.score_request(first)
             first += len(one.work.tokens)
             if request is not None:
                 rows = torch.tensor(request.places, device=residual.device)
                 tokens = torch.tensor(request.tokens, device=residual.device)
-                scores = score_slices(
-                    rows, tokens, request.top, lambda some: self.model.logits(residual, some)
-                )
+                scores = score_slices(rows, tokens, request.top, logits)
                 if request.experts:
                     assert self._recorder is not None
                     scores = replace(scores, experts=self._recorder.rows(rows))

@@ -9,7 +9,7 @@ device.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -47,10 +47,14 @@ class DecoderModel(Protocol[RowsT]):
         """
 
     def logits(
-        self, residual: torch.Tensor, picked: torch.Tensor | None = None, out: torch.Tensor | None = None
+        self,
+        residual: torch.Tensor,
+        picked: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        adapters: Any = None,
     ) -> torch.Tensor:
         """Rows as `forward` gave them, all or those `picked` (integers [r]; int32 on a device) -> float32
-        [r, vocab], in `out` if it is given.
+        [r, vocab], in `out` if it is given. `adapters`: of the rows of that forward, as these have them.
         """
 
 

@@ -15,6 +15,7 @@ from typing import Any, Generic, Self
 import torch
 
 from eyas.common.errors import ConfigError
+from eyas.engine.adapters.sites import AdapterSite, SitePart
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import AnyProjection, ProjectionT
@@ -84,6 +85,8 @@ class Decoder(Generic[ProjectionT]):
         self.few_rows = machine.most_rows(layers)
         self._norm: Gain = parts["norm"]
         self._vectors: TokenVectors[ProjectionT] | None = parts.get("vectors")
+        whole = SitePart(HEAD, (config.vocab_size, config.hidden_size))
+        self._updated_head = machine.updated_head(self.ends.lm_head, AdapterSite((whole,), weights.placement))
         self._head_bias: torch.Tensor | None = parts.get("head bias")
         self._positions: torch.Tensor | None = parts.get("positions")
 
@@ -96,8 +99,9 @@ class Decoder(Generic[ProjectionT]):
 
     @property
     def projections(self) -> list[AnyProjection]:
-        """The weights of all layers, in their order."""
-        return [each for layer in self.layers for each in layer.projections]
+        """The weights of all layers, in their order, and the output head where adapters may update it."""
+        head = [] if self._updated_head is None else [self._updated_head]
+        return [each for layer in self.layers for each in layer.projections] + head
 
     @property
     def rules(self) -> dict[int, DeltaRule]:
@@ -155,15 +159,23 @@ class Decoder(Generic[ProjectionT]):
 
     @torch.inference_mode()
     def logits(
-        self, residual: torch.Tensor, picked: torch.Tensor | None = None, out: torch.Tensor | None = None
+        self,
+        residual: torch.Tensor,
+        picked: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        adapters: Any = None,
     ) -> torch.Tensor:
         """Rows as `forward` gave them, all or those `picked` (integers [r]) -> float32 [r, vocab].
 
-        `out`: where that is put, if it is given.
+        `out`: where that is put, if it is given. `adapters`: of the rows of that forward, as these have them.
         """
         if picked is not None:
             residual = self.machine.picked(residual, picked)
-        logits = self.machine.logits(self.final_norm(residual), self.ends.lm_head, out)
+        read = self.final_norm(residual)
+        logits = self.machine.logits(read, self.ends.lm_head, out)
+        if adapters is not None and self._updated_head is not None:
+            own = self.machine.picked_adapters(adapters, picked)
+            self.machine.update_logits(logits, read, self._updated_head, own)
         if self._head_bias is not None:
             logits.add_(self._head_bias)
         if (scale := self.config.logit_scale) != 1.0:

@@ -90,7 +90,11 @@ class ForeignDecoder:
 
     @torch.inference_mode()
     def logits(
-        self, residual: torch.Tensor, picked: torch.Tensor | None = None, out: torch.Tensor | None = None
+        self,
+        residual: torch.Tensor,
+        picked: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        adapters: None = None,
     ) -> torch.Tensor:
         """Rows as `forward` gave them, all or those `picked` (integers [r]) -> float32 [r, vocab].
 
@@ -126,7 +130,11 @@ class ForeignOutline:
         return self._room(count, self.config.hidden_size), self._room(count, 0)
 
     def logits(
-        self, residual: torch.Tensor, picked: torch.Tensor | None = None, out: torch.Tensor | None = None
+        self,
+        residual: torch.Tensor,
+        picked: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        adapters: None = None,
     ) -> torch.Tensor:
         """No numbers, of the right shape."""
         count = residual.shape[0] if picked is None else picked.shape[0]

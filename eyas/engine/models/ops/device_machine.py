@@ -8,16 +8,19 @@ from typing import Any
 
 import torch
 
+from eyas.engine.adapters.sites import AdapterSite
 from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.adapted import Adapted, AdaptedLoader, AdaptedProjection
+from eyas.engine.formats.dense import DenseProjection
 from eyas.engine.formats.packed import PackedLoader
 from eyas.engine.formats.projection import Projection, ProjectionLoader
 from eyas.engine.formats.table import loader_of
 from eyas.engine.kernels.drafts import newest
 from eyas.engine.kernels.drafts.join import join
 from eyas.engine.kernels.products import rows as row_kernels
-from eyas.engine.kernels.products import skinny
+from eyas.engine.kernels.products import skinny, updates
+from eyas.engine.kernels.products.blocks import StoredWeight
 from eyas.engine.kernels.products.skinny_tiles import ProductTile, Table
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.layer import DecoderLayer
@@ -143,6 +146,21 @@ class DeviceMachine(Machine[Projection]):
         own = out if group.ranks == 1 else torch.empty(rows, columns, dtype=torch.float32, device=x.device)
         product_float32(x, head, own, self.context.launch)
         return group.all_gather_columns(own, out)
+
+    def updated_head(self, head: torch.Tensor, site: AdapterSite) -> AdaptedProjection | None:
+        takes = self.adapted.takes([site.parts[0].name])
+        return AdaptedProjection(DenseProjection(StoredWeight(head)), site) if takes else None
+
+    def picked_adapters(self, adapters: torch.Tensor, picked: torch.Tensor | None) -> torch.Tensor:
+        return adapters if picked is None else adapters.index_select(0, picked)
+
+    def update_logits(
+        self, logits: torch.Tensor, x: torch.Tensor, head: AdaptedProjection, adapters: torch.Tensor
+    ) -> None:
+        """Behind the product, and launched behind all that was before."""
+        assert head.numbers is not None
+        exact = self.context.launch.exact
+        updates.add(logits, updates.shrunk(x, adapters, head.numbers, exact=exact), x.shape[1], exact=exact)
 
     def capped(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         return logits.div_(cap).tanh_().mul_(cap)

@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol
 
 import torch
 
+from eyas.engine.adapters.sites import AdapterSite
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.formats.projection import AnyProjection, ProjectionLoader, ProjectionT
@@ -125,6 +126,20 @@ class Machine(ABC, Generic[ProjectionT]):
         """x [r, hidden], a rank's rows of an output head -> float32 [r, vocab], the same on every rank.
 
         `out`: where that is put, if it is given.
+        """
+
+    @abstractmethod
+    def updated_head(self, head: Any, site: AdapterSite) -> AnyProjection | None:
+        """A whole output head as adapters update it, of a rank's rows; None: they do not."""
+
+    @abstractmethod
+    def picked_adapters(self, adapters: Any, picked: torch.Tensor | None) -> Any:
+        """Those of some of the rows of a forward, by their numbers [r]; None: of all, in their order."""
+
+    @abstractmethod
+    def update_logits(self, logits: torch.Tensor, x: torch.Tensor, head: Any, adapters: Any) -> None:
+        """Adds what adapters add to the logits [r, vocab] of rows x [r, hidden]. `head`: as of
+        `updated_head`.
         """
 
     @abstractmethod

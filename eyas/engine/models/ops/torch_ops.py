@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from eyas.engine.adapters.sites import AdapterSite
 from eyas.engine.attention.base import AttentionBackend, AttentionPlan
 from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.attention.soft_cap import soft_cap
@@ -405,6 +406,17 @@ class TorchMachine(Machine[Linear]):
     def logits(self, x: torch.Tensor, head: Linear, out: torch.Tensor | None = None) -> torch.Tensor:
         made = head(x).float()
         return made if out is None else out.copy_(made)
+
+    def updated_head(self, head: Linear, site: AdapterSite) -> AdaptedLinear | None:
+        return AdaptedLinear(head, site) if self._adapted.takes([site.parts[0].name]) else None
+
+    def picked_adapters(self, adapters: RowsOfSlots, picked: torch.Tensor | None) -> RowsOfSlots:
+        return adapters if picked is None else among(picked, adapters)
+
+    def update_logits(
+        self, logits: torch.Tensor, x: torch.Tensor, head: AdaptedLinear, adapters: RowsOfSlots
+    ) -> None:
+        head.updated(logits, x, adapters)
 
     def capped(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         return soft_cap(logits, cap)
