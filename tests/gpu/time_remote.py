@@ -50,6 +50,7 @@ DECODE, DRAFT, METRICS = 47330, 47331, 47332  # ports
 START_S, ANSWER_S = 300.0, 120.0
 CLOSED_S = 0.1  # in which gRPC's tasks of a session that was closed come to their ends
 DRAFTED = 0.8  # of an answer's rounds: its first ones go by before its drafter knows it
+FIRST = 6  # rounds of an answer that are shown one by one
 PAGE_S = 1.0  # the metrics are renewed every half second
 MAILBOX, SHM, GRPC, COLOCATED = "mailbox", "shm", "grpc", "colocated"
 TRANSFER = {MAILBOX: "cuda_ipc", SHM: "shm", GRPC: "grpc"}
@@ -105,7 +106,7 @@ def running(workers: Sequence[tuple[WorkerConfig, Engine]]) -> Iterator[None]:
             process.join()
 
 
-async def answered(session: DecodeSession, name: str, batch: int, count: int) -> dict[str, float]:
+async def answered(session: DecodeSession, name: str, batch: int, count: int) -> dict[str, Any]:
     """Of a batch of answers of `count` tokens that begin together; their first tokens do not count."""
     params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
     left = {f"{name} {i}" for i in range(batch)}
@@ -135,15 +136,17 @@ async def answered(session: DecodeSession, name: str, batch: int, count: int) ->
     }
 
 
-def pace(times: Sequence[float]) -> dict[str, float]:
+def pace(times: Sequence[float]) -> dict[str, Any]:
     """Of the moments when one sequence's tokens came: the median round, and by how much all rounds together
-    took longer than as many of those. What an answer's beginning costs is there, and in no median.
+    took longer than as many of those. What an answer's beginning costs is there and in the first rounds, and
+    in no median.
     """
     gaps = [1e3 * (after - before) for before, after in itertools.pairwise(times)]
     if not gaps:
         return {}
     steady = statistics.median(gaps)
-    return {"steady_ms": round(steady, 3), "beyond_ms": round(sum(gaps) - steady * len(gaps), 1)}
+    beyond, first = round(sum(gaps) - steady * len(gaps), 1), [round(gap, 1) for gap in gaps[:FIRST]]
+    return {"steady_ms": round(steady, 3), "beyond_ms": beyond, "first_ms": first}
 
 
 def counted(name: str, port: int) -> dict[str, float]:

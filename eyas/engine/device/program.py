@@ -253,19 +253,27 @@ class StepProgram:
 
         Where features stay on the device they are written there, and into the GPUs of draft workers.
         """
-        shape, state, device = self._shape, self._state, self._tapped.device
-        first = torch.arange(shape.batch, device=device)[:, None] * shape.width
-        accepted = (self._paths.clamp(min=0) + first).view(-1)
-        alone = torch.arange(shape.batch * shape.width, shape.round_rows, device=device)
-        features = self.features(torch.cat((accepted, alone)))
+        state, features, rounds = self._state, self._on_paths(), self._paths.numel()
         if tap.windows is not None:
             windows = tap.windows.rows  # whose type need not be that of the target's pool
             rows = features.to(windows.dtype)
-            rounds = row_ring.WrittenRows(self._part["slots"], tap.place.rows, windows, self._table)
-            row_ring.put(state.tables, rounds, rows[: accepted.shape[0]])
+            written = row_ring.WrittenRows(self._part["slots"], tap.place.rows, windows, self._table)
+            row_ring.put(state.tables, written, rows[:rounds])
             singles = row_ring.WrittenRows(self._part["single_slots"], tap.place.rows, windows)
-            row_ring.put(state.tables, singles, rows[accepted.shape[0] :])
+            row_ring.put(state.tables, singles, rows[rounds:])
         return features
+
+    def _on_paths(self) -> torch.Tensor:
+        """As `_keep` gives them. A chain's path begins with its first nodes: all rows are as they should be."""
+        shape, rows, device = self._shape, self._paths.shape[1], self._tapped.device
+        if rows == shape.width and not self._state.trees:
+            own = slice(0, shape.round_rows)
+            assert self._state.head is not None
+            return self._state.head.features(self._tapped[own], self._rows.tokens[own])
+        first = torch.arange(shape.batch, device=device)[:, None] * shape.width
+        accepted = (self._paths.clamp(min=0) + first).view(-1)
+        alone = torch.arange(shape.batch * shape.width, shape.round_rows, device=device)
+        return self.features(torch.cat((accepted, alone)))
 
     def choose(self) -> torch.Tensor:
         """The token of each sampled row, int32 [sampled]."""
