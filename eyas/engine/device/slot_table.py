@@ -164,6 +164,7 @@ class SlotTable:
         if occupant.ring is not seq.ring:
             writes.ring(seq.slot, seq.ring)
             occupant.ring = seq.ring
+            polls = 1  # its drafts cannot come in time: the rows in flight go by the fronts
         if seq.mailed and occupant.polls != polls:
             writes.put("polls", seq.slot, (polls,))
             occupant.polls = polls
