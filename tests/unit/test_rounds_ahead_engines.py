@@ -7,13 +7,17 @@ Kernels are interpreted, so a batch has run when it is launched: it is put off u
 from __future__ import annotations
 
 import ctypes
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
+import torch
 
 from eyas.common.config import EngineConfig
+from eyas.engine.batch.tables import SlotTables
 from eyas.engine.ipc.mailbox import MailLayout
 from eyas.engine.ipc.row_ring import tag
 from eyas.engine.kernels.drafts.rounds import RoundBatch
@@ -22,9 +26,22 @@ from eyas.engine.kernels.exchange.mail_rounds import HeardRows, MailWait
 from eyas.engine.loading import draft_build
 from eyas.engine.loading.draft_channels import BY_GPU
 from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.speculation.draft_worker.draft_engine import DraftEngine
 from eyas.engine.speculation.drafters.channels import GRPC, MAILBOX
+from tests.unit.loopback import wait_all
 from tests.unit.test_device_engine import answers, config, requests, tokens
-from tests.unit.test_device_mailbox import CHAIN, Patient, asked, by_gpu, own_gpus, rounds, served
+from tests.unit.test_device_mailbox import (
+    CHAIN,
+    SERVED_S,
+    Pair,
+    Patient,
+    asked,
+    by_gpu,
+    own_gpus,
+    rounds,
+    served,
+)
+from tests.unit.test_device_remote import apart
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -97,3 +114,47 @@ def test_tokens_are_those_of_plain_decoding(config: EngineConfig, heard: Patient
     assert tokens(found) == tokens(expected) and not cluster.reasons
     assert sum(heard.came) > 5 and max(heard.came) > 1
     assert sum(entry.accepted for result in found for entry in result.entries) > 0
+
+
+def test_drafts_that_are_wrong_change_no_token(
+    config: EngineConfig, heard: PatientDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = answers(replace(config, draft=None), asked(10))
+    left = mail_rounds.answer
+
+    def wrong(tables: SlotTables, *rest: Any) -> None:
+        tables.drafts.copy_(torch.where(tables.drafts < 0, tables.drafts, (tables.drafts + 1) % 16))
+        left(tables, *rest)
+
+    monkeypatch.setattr(mail_rounds, "answer", wrong)
+    found, _, _ = served(by_gpu(replace(config, speculation=CHAIN)), asked(10))
+    assert tokens(found) == tokens(expected) and sum(heard.came) > 2
+    assert sum(entry.accepted for entry in found[0].entries) <= 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_drafter_that_dies_in_a_round_leaves_a_plain_engine(
+    config: EngineConfig, heard: PatientDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its device has taken a round and leaves no drafts for it."""
+    expected, _ = answers(replace(config, draft=None), asked(12))
+    monkeypatch.setattr(mailbox, "fetch", Patient(wait_s=10.0))
+    answer, calls = mail_rounds.answer, itertools.count(1)
+
+    def dying(*rest: Any) -> None:
+        if next(calls) == 3:
+            raise SystemExit
+        answer(*rest)
+
+    monkeypatch.setattr(mail_rounds, "answer", dying)
+    monkeypatch.setattr(DraftEngine, "_close", lambda engine: engine._channels.close())
+    cluster = Pair(*apart(by_gpu(replace(config, speculation=CHAIN)), device_drafter=True))
+    try:
+        found = [cluster.submit(request, split=False) for request in asked(12)]
+        wait_all(found, SERVED_S)
+        assert not cluster.workers["draft"].thread.is_alive()
+        tables = cluster.workers["decode"].engine._parts.runner._executor.tables
+        assert int(tables.mailbox.abs().sum()) == 0
+    finally:
+        cluster.close()
+    assert tokens(found) == tokens(expected)

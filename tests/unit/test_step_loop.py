@@ -60,7 +60,9 @@ def a_loop(runner: Runner) -> StepLoop:
     scheduler = SimpleNamespace(
         schedule=lambda: [work], preempted=[], pool=pool, crowded=False, state_copies=list
     )
-    drafting = SimpleNamespace(stepped=lambda landed, seconds: None, awaits=lambda: False, wait_s=0.0)
+    drafting = SimpleNamespace(
+        stepped=lambda landed, seconds: None, awaits=lambda: False, wait_s=0.0, beginning=lambda works: None
+    )
     committer = SimpleNamespace(drafting=drafting, commit=lambda landed: None)
     return StepLoop(scheduler, runner, committer)  # type: ignore[arg-type]
 

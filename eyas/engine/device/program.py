@@ -264,7 +264,7 @@ class StepProgram:
         return features
 
     def _on_paths(self) -> torch.Tensor:
-        """As `_keep` gives them. A chain's path begins with its first nodes: all rows are as they should be."""
+        """As `_keep` gives them. A chain's path begins with its first nodes: its rows are in order."""
         shape, rows, device = self._shape, self._paths.shape[1], self._tapped.device
         if rows == shape.width and not self._state.trees:
             own = slice(0, shape.round_rows)

@@ -30,8 +30,9 @@ class SlotOccupant:
 
     `drafted`: something is proposed for it inside the step. `verified`: there may be drafts from elsewhere in
     the step that is being launched. `ring`: where its features go. `polls`: how often it looks for drafts in
-    a mailbox. `waiting`: rows that plain rounds have left to the head. `others`: as `pages`, by the names of
-    the further tables. `continuation`: as the lookup knows it.
+    a mailbox. `waits`: can those of its next round be there in time? `waiting`: rows that plain rounds have
+    left to the head. `others`: as `pages`, by the names of the further tables. `continuation`: as the lookup
+    knows it.
     """
 
     occupancy: int
@@ -41,6 +42,7 @@ class SlotOccupant:
     ring: RingPlace | None = None
     verified: bool = False
     polls: int = 0
+    waits: bool = False
     waiting: int = 0
     pages: int = 0
     grows: bool = False
@@ -163,11 +165,12 @@ class SlotTable:
         occupant.verified = bool(tree) or seq.mailed
         if occupant.ring is not seq.ring:
             writes.ring(seq.slot, seq.ring)
-            occupant.ring = seq.ring
-            polls = 1  # its drafts cannot come in time: the rows in flight go by the fronts
-        if seq.mailed and occupant.polls != polls:
-            writes.put("polls", seq.slot, (polls,))
-            occupant.polls = polls
+            occupant.ring, occupant.waits = seq.ring, False
+        looks = polls if occupant.waits else 1  # what is before it goes by the fronts: its drafts come late
+        if seq.mailed and occupant.polls != looks:
+            writes.put("polls", seq.slot, (looks,))
+            occupant.polls = looks
+        occupant.waits = occupant.waits or work.round
         if tree is not None:
             writes.draft(seq.slot, tree, branching=self._state.trees)
         if occupant.continuation is not seq.continuation:
@@ -216,7 +219,7 @@ class SlotTable:
                 writes.put("text", seq.slot, seq.all_tokens())
         if self._elsewhere:
             writes.ring(seq.slot, seq.ring)  # whatever the sequence before it had
-        return SlotOccupant(seq.occupancy, seq.choice, drafted, seq.continuation, seq.ring)
+        return SlotOccupant(seq.occupancy, seq.choice, drafted, seq.continuation, seq.ring, waits=work.round)
 
     def _is_drafted_for(self, work: SequenceWork) -> bool:
         """Nothing is proposed for prompts that are decoded elsewhere, nor where a head's KV is missing."""

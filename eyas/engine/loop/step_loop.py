@@ -165,6 +165,7 @@ class StepLoop:
         now = time.monotonic()
         self.runner.draft_wait_s = self.committer.drafting.wait_s
         self._copy_states()
+        self.committer.drafting.beginning(works)
         flight = self.runner.launch(works)
         self.scheduler.pool.launched()
         for work in works:

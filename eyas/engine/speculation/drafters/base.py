@@ -88,6 +88,12 @@ class Drafter(ABC):
         False: no drafter is available at the moment.
         """
 
+    def begin(self, seq: Sequence, base: int) -> bool:
+        """Follows a sequence whose prompt is still computed, from row `base` on, if the device will post its
+        rounds: the first of them can do so then. False: it is to be opened when its prompt is there.
+        """
+        return False
+
     @abstractmethod
     def post(self, commits: SequenceOf[AcceptedRows]) -> None:
         """Takes the rows that became certain in this step, for the whole batch."""

@@ -118,6 +118,12 @@ class RemoteDrafter(Drafter):
         return self._channels.descriptors
 
     def open(self, seq: Sequence, base: int, handle: KvHandle | None) -> bool:
+        return self._open(seq, base, handle, only_mailed=False)
+
+    def begin(self, seq: Sequence, base: int) -> bool:
+        return mails(seq, self._spec) and self._open(seq, base, None, only_mailed=True)
+
+    def _open(self, seq: Sequence, base: int, handle: KvHandle | None, *, only_mailed: bool) -> bool:
         now = time.monotonic()
         up = [worker for worker in self._workers if now >= self._down_until[worker]]
         if not up:
@@ -130,6 +136,10 @@ class RemoteDrafter(Drafter):
         by_device = mails(seq, self._spec)
         place = self._channels.take_place(worker, self._generations, by_device=by_device)
         followed = _FollowedSequence(seq, worker, self._generations, handle, place)
+        if only_mailed and not followed.mailed:
+            if place is not None:
+                self._channels.give_back(worker, place)
+            return False
         self._followed[seq.uid] = followed
         seq.ring = place if followed.mailed else None
         params = seq.generation.request.params
