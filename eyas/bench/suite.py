@@ -6,9 +6,10 @@ import argparse
 import asyncio
 import re
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from eyas.bench.backends import backend_for
 from eyas.bench.cases import (
@@ -142,12 +143,14 @@ class BenchSuite:
     """Cases to measure on a server. `drafts`: with speculation, without it, or both, one after the other.
 
     `model` None: the first that the server lists. `out`: where lines of JSON are appended, if anywhere.
+    `extra`: fields of every request.
     """
 
     names: tuple[str, ...]
     drafts: tuple[bool, ...]
     model: str | None
     out: Path | None
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     async def measure(self, server: MeasuredServer) -> list[Row]:
         """A row of figures per case, with details; each is printed and written as it ends.
@@ -156,18 +159,21 @@ class BenchSuite:
         """
         facts = await look(server)
         rows = []
-        await self._case(server, facts, WARM_UP, speculative=True)
+        await self.case(server, facts, WARM_UP)
         if any(name.startswith(("chat", "agents")) for name in self.names):
-            await self._case(server, facts, WARM_UP_CHATS, speculative=True)
+            await self.case(server, facts, WARM_UP_CHATS)
         for name in self.names:
             for speculative in self.drafts:
-                row = await self._case(server, facts, name, speculative)
+                row = await self.case(server, facts, name, speculative)
                 print(row_text(row), flush=True)
                 append_line(self.out, row)
                 rows.append(row)
         return rows
 
-    async def _case(self, server: MeasuredServer, facts: ServerFacts, name: str, speculative: bool) -> Row:
+    async def case(
+        self, server: MeasuredServer, facts: ServerFacts, name: str, speculative: bool = True
+    ) -> Row:
+        """The figures of one case, with details. Raises EyasError if no request succeeds."""
         # Without drafts the prompts differ: the same ones would be in the prefix cache by then.
         seed = 1 if speculative else 2
         plan = self._plan(make_case(name, seed), seed, speculative)
@@ -196,7 +202,7 @@ class BenchSuite:
             vocab_size=None,
             temperature=0.0,
             ignore_eos=True,
-            extra={} if speculative else {"speculative": False},
+            extra={**self.extra} if speculative else {**self.extra, "speculative": False},
             slo=None,
         )
 

@@ -1,6 +1,6 @@
 """What four and eight GPUs are to show: DeepSeek-V3 whole, a 70B model, split layouts, chaos.
 
-    python -m tests.gpu.many_gpus --out DIR --client FILE [--gpus 8] [--parts deepseek dense split chaos]
+    python -m tests.gpu.many_gpus --out DIR [--gpus 8] [--parts deepseek dense split chaos]
 
 It knows a list of commands, each a measurement of its own with an end, and runs one after the other: what a
 command says goes to DIR/NAME.log, what became of it to DIR/many.jsonl, at once. So whatever ran has left its
@@ -92,17 +92,16 @@ class Machine:
     """Where it runs. `small`: to try the commands."""
 
     out: Path
-    client: Path
     gpus: int
     small: bool
 
     def cases(self, *names: str) -> tuple[str, ...]:
-        """Of the load client."""
+        """Of what is sent."""
         return ("--cases", *(("bs1", "32x256x64x32") if self.small else names))
 
     def served(self, name: str, seconds: float, *rest: str) -> tuple[str, ...]:
         """Arguments of `tests.gpu.serve_bench`."""
-        own = ("--out", str(self.out / name), "--client", str(self.client), "--label", name)
+        own = ("--out", str(self.out / name), "--label", name)
         return (*own, "--seconds", f"{seconds - 30:g}", *rest)
 
     def folder(self, name: str) -> Path:
@@ -185,14 +184,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--client", type=Path, required=True, metavar="FILE", help="that of serve_bench")
     parser.add_argument("--gpus", type=int, default=8, help="(%(default)d)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these commands alone")
     parser.add_argument("--list", action="store_true", help="print the commands, run none")
     parser.add_argument("--small", action="store_true", help="to try them on two GPUs")
     args = parser.parse_args()
-    machine = Machine(args.out, args.client, args.gpus, args.small)
+    machine = Machine(args.out, args.gpus, args.small)
     wanted = [one for one in commands(machine, args.parts) if not args.only or one.name in args.only]
     if args.list:
         for one in wanted:

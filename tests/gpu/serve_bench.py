@@ -1,11 +1,12 @@
 """A server on the GPU under load.
 
-    python -m tests.gpu.serve_bench --out DIR --client FILE [--cases ...] [--extra JSON ...] [serve flags]
+    python -m tests.gpu.serve_bench --out DIR [--cases ...] [--extra JSON ...] [serve flags]
 
-Starts `eyas serve`, tells how long it took to be healthy, runs a load client for one case after another, and
-tells beside each result how much CPU the gateway, the front and the engine used meanwhile. Everything it
+Starts `eyas serve`, tells how long it took to be healthy, sends one case of `eyas bench suite` after another,
+and tells beside each result how much CPU the gateway, the front and the engine used meanwhile. Everything it
 learns is in DIR as soon as it is known (`results.txt`; `serve.log` is the server's own), every wait has an
-end, and nothing outlives it. It knows processes and lines of text; the client measures.
+end, and nothing outlives it. It knows processes and lines of text; the suite measures. `--rank8`: the model
+is one rank of eight of DeepSeek-V3, in DIR.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import signal
 import sys
 import time
@@ -27,19 +27,34 @@ from typing import Any
 import httpx
 import psutil
 
+from eyas.bench.http import MeasuredServer
+from eyas.bench.measure import look
+from eyas.bench.suite import WARM_UP, BenchSuite
 from eyas.common.cluster.listening import free_ports
+from eyas.common.errors import EyasError
+from tests.gpu.answer_latent import LAYERS, write_rank
 
 SERVE = ("--device", "cuda", "--layout", "unified", "--load-format", "dummy")  # flags given later win
 CASES = ("bs1", "bs8", "bs32", "s1k")
 HALVES = ("gateway", "front", "engine")
 GRACE_S = 15.0
 POLL_S = 0.1
+FIGURES = (
+    "failed",
+    "completed",
+    "duration",
+    "output_throughput",
+    "median_ttft_ms",
+    "p99_ttft_ms",
+    "median_tpot_ms",
+    "p99_tpot_ms",
+    "accept_length",
+)
 
 
 @dataclass(frozen=True)
 class Plan:
     out: Path
-    client: Path
     label: str
     cases: tuple[str, ...]
     extras: tuple[str, ...]
@@ -50,19 +65,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Load an Eyas server and measure it.", allow_abbrev=False)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--cases", nargs="+", default=CASES)
-    parser.add_argument(
-        "--client", type=Path, required=True, metavar="FILE", help="a load client that prints RES lines"
-    )
+    parser.add_argument("--rank8", action="store_true", help="serve one rank of eight of DeepSeek-V3")
     parser.add_argument(
         "--extra", nargs="+", default=["{}"], metavar="JSON", help="further fields; a case runs with each"
     )
     parser.add_argument("--label", default="eyas")
     parser.add_argument("--seconds", type=float, default=540.0, help="for everything, the start included")
     args, flags = parser.parse_known_args()
-    if not args.client.is_file():
-        parser.error(f"there is no load client at {args.client}")
     args.out.mkdir(parents=True, exist_ok=True)
-    plan = Plan(args.out, args.client, args.label, tuple(args.cases), tuple(args.extra), tuple(flags))
+    if args.rank8:
+        write_rank(args.out / "rank8", LAYERS)
+        flags += ["--model", str(args.out / "rank8"), "--draft", "none", "--uniform-experts"]
+    plan = Plan(args.out, args.label, tuple(args.cases), tuple(args.extra), tuple(flags))
     return asyncio.run(_measure(plan, args.seconds))
 
 
@@ -77,7 +91,7 @@ async def _measure(plan: Plan, seconds: float) -> int:
                 report.result(await _run(plan, server, case, extra))
     except TimeoutError:
         report.failure(f"not done after {seconds:g} s")
-    except RuntimeError as error:
+    except (RuntimeError, EyasError) as error:
         report.failure(str(error))
     return int(report.failed)
 
@@ -111,9 +125,8 @@ class Report:
 
 @dataclass(frozen=True)
 class Server:
-    url: str
+    target: MeasuredServer
     model: str
-    vocab_size: int
     root: psutil.Process
 
     def cpu_s(self) -> dict[str, float]:
@@ -154,7 +167,7 @@ async def _served(plan: Plan, report: Report) -> AsyncIterator[Server]:
             await _healthy(http, process)
             report.line(f"START {plan.label} {time.monotonic() - began:.1f} s to healthy: {' '.join(flags)}")
             model = (await http.get("/get_model_info")).json()
-        yield Server(str(http.base_url), model["served_model_name"], model["vocab_size"], root)
+        yield Server(MeasuredServer(f"http://127.0.0.1:{port}"), model["served_model_name"], root)
     finally:
         await _end(process, root)
 
@@ -183,48 +196,26 @@ async def _end(process: asyncio.subprocess.Process, root: psutil.Process) -> Non
             left.kill()
 
 
-# --- the client ----------------------------------------------------------------------------------------
+# --- the load ----------------------------------------------------------------------------------------
 
 
 async def _run(plan: Plan, server: Server, case: str, extra: str) -> dict[str, Any]:
-    """The client's figures of one case, and the CPU seconds that each part used a second of it.
+    """The figures of one case, and the CPU seconds that each part used a second of it.
 
-    The client's first line is its warm-up's: the case is what lies between that and its second. Raises
-    RuntimeError if it says anything else.
+    Raises EyasError if no request succeeds.
     """
-    words = ("--url", server.url, "--model", server.model, "--vocab", str(server.vocab_size))
-    client = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(plan.client), *words, "--label", plan.label, "--extra", extra, case),
-        stdout=asyncio.subprocess.PIPE,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )
-    try:
-        await _figures(client, "its warm-up")
-        before, began = server.cpu_s(), time.monotonic()
-        figures = await _figures(client, case)
-        seconds, after = time.monotonic() - began, server.cpu_s()
-    finally:
-        if client.returncode is None:
-            client.kill()
-        await client.wait()
+    suite, target = BenchSuite((case,), (True,), server.model, None, json.loads(extra)), server.target
+    facts = await look(target)
+    await suite.case(target, facts, WARM_UP)
+    before, began = server.cpu_s(), time.monotonic()
+    row = await suite.case(target, facts, case)
+    seconds, after = time.monotonic() - began, server.cpu_s()
     used = {half: after[half] - before[half] for half in HALVES}
-    tokens = max(1.0, figures["out_tok_s"] * figures["dur_s"])
+    tokens = max(1, row["total_output_tokens"])
+    figures = {name: row[name] if row[name] is None else round(row[name], 3) for name in FIGURES}
     figures["cpu"] = {half: round(spent / seconds, 3) for half, spent in used.items()}
     figures["cpu_us_per_token"] = {half: round(1e6 * used[half] / tokens, 2) for half in HALVES[:2]}
     return {"case": case, **({} if extra == "{}" else {"extra": extra}), **figures}
-
-
-async def _figures(client: asyncio.subprocess.Process, case: str) -> dict[str, Any]:
-    """The JSON of the client's next RES line."""
-    assert client.stdout is not None
-    async for line in client.stdout:
-        text = line.decode(errors="replace").strip()
-        if not text.startswith("RES "):
-            continue
-        if "{" not in text or " FAILED " in text:
-            raise RuntimeError(f"no request of {case} succeeded: {text[:300]}")
-        return json.loads(text[text.index("{") :])
-    raise RuntimeError(f"the client ended without a result for {case}")
 
 
 if __name__ == "__main__":
