@@ -102,7 +102,7 @@ def measure(device: str, out: Path, compile_only: bool) -> None:
 
 
 def _config(device: str, plan: GrowthPlan, model: Path, head: Path) -> EngineConfig:
-    sizes: dict[str, Any] = dict(plan.sizes)
+    sizes: dict[str, Any] = {"tune_seconds": 0.0} | plan.sizes
     if plan.width:
         sizes["speculation"] = SpeculationConfig(LEVELS, TOPK, plan.width)
     draft = str(head) if plan.width else None
