@@ -67,7 +67,11 @@ KERNELS = {
     "norms and kept row": [(latent_rows, "_write")],
     "into latents": [(latent_products, "_absorb")],
     "attention": [(latent_attend, "_attend")],
-    "out of latents": [(latent_products, "_values"), (latent_products, "_values_of_row")],
+    "out of latents": [
+        (latent_products, "_add_up"),
+        (latent_products, "_values"),
+        (latent_products, "_values_of_row"),
+    ],
     "rounding": [(blocks, "_quantise")],
     "router": [(skinny, "linear_kernel"), (scored_rows, "_score")],
     "sum of experts": [(combine, "_combine"), (combine_rounded, "_combine_rounded")],

@@ -3,7 +3,8 @@
 A head's plain query times its keys' factor meets latents as they are kept; what it then has mixed of them,
 times its values' factor, is its result (DeepSeek-V2, arXiv 2405.04434, section 2.1). Both kernels take any
 number of rows, with one head's factor at a time; the second first adds up the parts of a context, in their
-order. `exact`: one cut for any number of rows, and no multiplication is fused with an addition.
+order. Of some rows a launch between them does that: every program of the second would read all parts of its
+rows. `exact`: one cut for any number of rows, and no multiplication is fused with an addition.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from eyas.engine.kernels.products.skinny import RotaryInput, empty_padded
 _FEW = 16  # rows of a program, where there are no more or parts are added up
 _MANY = 64
 _COLUMNS = 128  # of a program
-_SINGLE = 8  # rows in parts: up to this number each is taken alone
+_ALONE = 2  # rows in parts: up to this number each is taken alone
 _NARROW = 16  # columns of a program that takes such a row
-_PARTS, _THIN = (16, 8), (4, 2)  # parts that it adds up at a time, and its warps: of one row or two, of more
-_ALONE = 2
+_APART = 8  # rows in parts: up to this number a launch of its own adds them up
+_SOME = 32  # rows of a program that asks for its weights before it waits
+_PARTS = 16  # of a row that are added up at a time
+_ADDED = 256  # columns of a program that does so
 _PROGRAMS = 128  # fewer than that are cut into narrower ones
 
 
@@ -71,12 +74,15 @@ def values(
 
     factor [heads, value, latent]: of the values.
     """
-    if isinstance(mixed, PartialResults) and mixed.parts.shape[1] <= _SINGLE:
+    if isinstance(mixed, PartialResults) and mixed.parts.shape[1] <= _ALONE:
         return _single_values(mixed, factor, out, pdl)
+    if isinstance(mixed, PartialResults) and mixed.parts.shape[1] <= _APART:
+        mixed = _added(mixed, factor, pdl)
     parted = mixed if isinstance(mixed, PartialResults) else None
     source = mixed.parts[0] if isinstance(mixed, PartialResults) else mixed
     (m, heads, latent), width = source.shape, factor.shape[1]
-    rows = _FEW if parted is not None or (m <= _FEW and not exact) else _MANY
+    ahead = parted is None and m <= _SOME and not exact
+    rows = max(_FEW, power_of_2(m)) if ahead else _MANY if parted is None else _FEW
     columns = max(16, min(_COLUMNS, power_of_2(width)))
     if not exact and columns > 32 and heads * cdiv(m, rows) * cdiv(width, columns) < _PROGRAMS:
         columns = 32
@@ -89,11 +95,30 @@ def values(
         DEPTH=min(latent, 64),
         ROWS=rows,
         COLUMNS=columns,
+        AHEAD=ahead,
         PDL=pdl,
         num_warps=4 if parted is None else 8,
         launch_pdl=pdl,
         **_options(exact),
     )
+
+
+def _added(mixed: PartialResults, like: torch.Tensor, pdl: bool) -> torch.Tensor:
+    """The results over whole contexts [m, heads, latent], rounded as `like` is."""
+    most, m, heads, latent = mixed.parts.shape
+    out, columns = like.new_empty(m, heads, latent), min(latent, _ADDED)
+    _add_up[(heads, m, latent // columns)](
+        *(mixed.parts, mixed.lses, mixed.counts, out, m, mixed.width, most),
+        HEADS=heads,
+        LATENT=latent,
+        MOST=MOST_PARTS,
+        PARTS=min(power_of_2(most), _PARTS),
+        COLUMNS=columns,
+        PDL=pdl,
+        num_warps=4,
+        launch_pdl=pdl,
+    )
+    return out
 
 
 def _options(exact: bool) -> dict[str, bool]:
@@ -103,18 +128,17 @@ def _options(exact: bool) -> dict[str, bool]:
 def _single_values(mixed: PartialResults, factor: torch.Tensor, out: torch.Tensor, pdl: bool) -> None:
     """Row by row: all parts of one are read at once."""
     (_, m, heads, latent), width = mixed.parts.shape, factor.shape[1]
-    columns, more = min(_NARROW, power_of_2(width)), m > _ALONE
+    columns = min(_NARROW, power_of_2(width))
     _values_of_row[(heads, m, cdiv(width, columns))](
         *(mixed.parts, mixed.lses, mixed.counts, factor, out, m, mixed.width, len(mixed.parts)),
         HEADS=heads,
         VALUE=width,
         LATENT=latent,
         MOST=MOST_PARTS,
-        PARTS=_PARTS[more],
-        AT_ONCE=not more,
+        PARTS=_PARTS,
         COLUMNS=columns,
         PDL=pdl,
-        num_warps=_THIN[more],
+        num_warps=4,
         launch_pdl=pdl,
     )
 
@@ -181,30 +205,64 @@ def _values(
     DEPTH: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (heads, tiles of rows, tiles of columns)."""
+    """Grid (heads, tiles of rows, tiles of columns). AHEAD: it asks for its weights before it waits."""
     head = tl.program_id(0)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     weights = factor + (head * VALUE + column).to(tl.int64)[None, :] * LATENT
     place = row.to(tl.int64) * HEADS + head
-    after_previous(PDL)
-    if lses is not None:
-        depth = tl.arange(0, LATENT)
+    depth = tl.arange(0, LATENT)
+    if AHEAD:
+        weight = tl.load(weights + depth[:, None], mask=column[None, :] < VALUE, other=0.0)
+        after_previous(PDL)
+        x = tl.load(mixed + place[:, None] * LATENT + depth[None, :], mask=row[:, None] < m, other=0.0)
+        y = tl.dot(x, weight, input_precision="ieee")
+    elif lses is not None:
+        after_previous(PDL)
         x = _added_up(mixed, lses, counts, row, place, m, width, HEADS, ROWS, LATENT)
         weight = tl.load(weights + depth[:, None], mask=column[None, :] < VALUE, other=0.0)
         y = tl.dot(x.to(weight.dtype), weight, input_precision="ieee")
     else:
+        after_previous(PDL)
         y = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
         for first in range(0, LATENT, DEPTH):
-            depth = first + tl.arange(0, DEPTH)
-            x_at = mixed + place[:, None] * LATENT + depth[None, :]
+            some = first + tl.arange(0, DEPTH)
+            x_at = mixed + place[:, None] * LATENT + some[None, :]
             x = tl.load(x_at, mask=row[:, None] < m, other=0.0)
-            weight = tl.load(weights + depth[:, None], mask=column[None, :] < VALUE, other=0.0)
+            weight = tl.load(weights + some[:, None], mask=column[None, :] < VALUE, other=0.0)
             y = tl.dot(x, weight, y, input_precision="ieee")
     at = out + place[:, None] * VALUE + column[None, :]
     tl.store(at, y.to(out.dtype.element_ty), mask=(row[:, None] < m) & (column[None, :] < VALUE))
+
+
+@kernel(do_not_specialize=["counts", "m", "width", "most"])
+def _add_up(
+    parts,
+    lses,
+    counts,
+    out,
+    m,
+    width,
+    most,
+    HEADS: tl.constexpr,
+    LATENT: tl.constexpr,
+    MOST: tl.constexpr,
+    PARTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid (heads, m, tiles of latents)."""
+    head, row = tl.program_id(0), tl.program_id(1)
+    column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    after_previous(PDL)
+    place, size = row.to(tl.int64) * HEADS + head, m.to(tl.int64) * HEADS
+    mixed = _added_at_once(
+        parts + column, lses, counts + row // width, place, size, most, LATENT, MOST, PARTS, COLUMNS
+    )
+    tl.store(out + place * LATENT + column, mixed.to(out.dtype.element_ty))
 
 
 @kernel(do_not_specialize=["counts", "m", "width", "most"])
@@ -222,7 +280,6 @@ def _values_of_row(
     LATENT: tl.constexpr,
     MOST: tl.constexpr,
     PARTS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
     COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -234,34 +291,42 @@ def _values_of_row(
     weight = tl.load(weight_at, mask=(column < VALUE)[:, None], other=0.0)
     after_previous(PDL)
     place, size = row.to(tl.int64) * HEADS + head, m.to(tl.int64) * HEADS
+    mixed = _added_at_once(
+        parts + depth, lses, counts + row // width, place, size, most, LATENT, MOST, PARTS, LATENT
+    )
+    mixed = mixed.to(weight.dtype).to(tl.float32)
+    y = tl.sum(weight.to(tl.float32) * mixed[None, :], 1)
+    tl.store(out + place * VALUE + column, y.to(out.dtype.element_ty), mask=column < VALUE)
+
+
+@triton.jit
+def _added_at_once(
+    parts, lses, count_at, place, size, most,
+    LATENT: tl.constexpr, MOST: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The result of the row of a head at `place` over its context, float32 [COLUMNS]; `parts`: addresses of
+    these columns in part 0; parts are `size` rows apart.
+
+    The first are asked for before it is known whether they are there: what is not may be anything, and is
+    left out.
+    """
     each, part = tl.arange(0, MOST), tl.arange(0, PARTS)
-    count = tl.load(counts + row // width)
-    if AT_ONCE:
-        # Asked for before it is known whether they are there: what is not may be anything, and is left out.
-        at = place + part * size
-        x = tl.load(parts + at[:, None] * LATENT + depth[None, :], mask=part[:, None] < most, other=0.0)
-        own = tl.load(lses + at, mask=part < most, other=UNSEEN)
-        lse = tl.load(lses + place + each * size, mask=each < most, other=UNSEEN)
-        lse = tl.where(each < count, lse, UNSEEN)
-    else:
-        lse = tl.load(lses + place + each * size, mask=each < count, other=UNSEEN)
+    at = place + part * size
+    x = tl.load(parts[None, :] + at[:, None] * LATENT, mask=part[:, None] < most, other=0.0)
+    own = tl.load(lses + at, mask=part < most, other=UNSEEN)
+    lse = tl.load(lses + place + each * size, mask=each < most, other=UNSEEN)
+    count = tl.load(count_at)
+    lse = tl.where(each < count, lse, UNSEEN)
     peak = tl.max(lse)
     total = tl.sum(tl.where(each < count, tl.exp2(lse - peak), 0.0))
-    acc = tl.full((LATENT,), 0.0, tl.float32)
-    begin = 0
-    if AT_ONCE:
-        weighed = x * tl.exp2(own - peak)[:, None]
-        acc += tl.sum(tl.where(part[:, None] < count, weighed, 0.0), 0)
-        begin = PARTS
-    for first in range(begin, count, PARTS):
+    acc = tl.sum(tl.where(part[:, None] < count, x * tl.exp2(own - peak)[:, None], 0.0), 0)
+    for first in range(PARTS, count, PARTS):
         part = first + tl.arange(0, PARTS)
         at = place + part * size
         share = tl.exp2(tl.load(lses + at, mask=part < count, other=UNSEEN) - peak)
-        x = tl.load(parts + at[:, None] * LATENT + depth[None, :], mask=(part < count)[:, None], other=0.0)
+        x = tl.load(parts[None, :] + at[:, None] * LATENT, mask=(part < count)[:, None], other=0.0)
         acc += tl.sum(x * tl.where(part < count, share, 0.0)[:, None], 0)
-    mixed = (acc / tl.maximum(total, 1.0e-30)).to(weight.dtype).to(tl.float32)
-    y = tl.sum(weight.to(tl.float32) * mixed[None, :], 1)
-    tl.store(out + place * VALUE + column, y.to(out.dtype.element_ty), mask=column < VALUE)
+    return acc / tl.maximum(total, 1.0e-30)
 
 
 @triton.jit

@@ -18,7 +18,7 @@ _FEW = 8  # rows of a step
 
 _PROGRAMS = (264, 132)  # of 16 rows two for each multiprocessor, of more one: there is no room for a second
 _KEYS = 32
-_ALONE = 2  # sequences, of which a step has no more: more warps for each, measured on an H200
+_ALONE = 8  # sequences, of which a step has no more: more warps for each, measured on an H200
 
 
 def latent_tiling_of(batch: int, rows: int) -> AttentionTiling:
