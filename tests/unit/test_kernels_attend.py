@@ -9,7 +9,7 @@ import torch
 
 from eyas.engine.batch.tables import mask_words
 from eyas.engine.device.buckets import MAX_ENDS
-from eyas.engine.kernels.attention import prefill
+from eyas.engine.kernels.attention import attend_tiles, prefill
 from eyas.engine.kernels.attention.attend import AttentionLaunch, QueryRows, attend
 from eyas.engine.kernels.attention.attend_tiles import AttentionTiling, tiling_of, within
 from eyas.engine.kernels.attention.paged import PagedKv
@@ -310,6 +310,32 @@ def test_padding_is_finite_and_changes_nothing(tree: bool) -> None:
     assert torch.equal(got[:4], alone) and got.isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("starts", "parts"),
+    [
+        pytest.param([700, 30, *[20] * 8], [11, 0, *[0] * 8], id="one long"),
+        pytest.param([700, 650, 300, 90, *[20] * 6], [11, 11, 3, 3, *[0] * 6], id="too few shares"),
+        pytest.param([60] * 10, [2] * 10, id="all alike"),
+        pytest.param([700, 30, *[20] * 6, 400, 20], [3, 0, *[0] * 6, 3, 0], id="not in order"),
+    ],
+)
+def test_long_sequences_among_short_ones_take_the_spare_parts(
+    starts: list[int], parts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`parts`: those left by each sequence's programs; one alone leaves none."""
+    monkeypatch.setattr(attend_tiles, "LONG", 32)
+    scene, count = Scene(4, 1, 32, [start + 1 for start in starts]), len(starts)
+    tiling = AttentionTiling(16, 32, parts=3, warps=2, stages=3, spare=8)
+    queries, q = QueryRows(int32(*range(count)), int32(*starts), 1), scene.queries(count)
+    assert (decode(scene, q, queries, tiling) - decode_expected(scene, q, queries)).abs().max() < 1e-5
+    launch = AttentionLaunch.on(scene.kv, 4, count, 1, pdl=False)
+    lses = torch.full((3 * count + (16 - 3) * 8, 4), float("nan"), device=DEVICE)
+    attend(q, scene.kv, queries, replace(launch, lses=lses, parts=lses.new_empty(4 * len(lses), 32)), tiling)
+    usual, spare = lses[: 3 * count].view(3, count, 4), lses[3 * count :].view(-1, 8, 4)
+    left = usual.isfinite().sum(0) + torch.nn.functional.pad(spare.isfinite().sum(0), (0, 0, 0, count - 8))
+    assert left.tolist() == [[each] * 4 for each in parts]
+
+
 @pytest.mark.parametrize("dim", [32, 512])
 def test_a_launch_has_room_for_every_batch_it_is_for(dim: int) -> None:
     scene = Scene(8, 2, dim, [16])
@@ -317,7 +343,8 @@ def test_a_launch_has_room_for_every_batch_it_is_for(dim: int) -> None:
     for batch in range(1, 41):
         for width in range(1, 21):
             tiling = tiling_of(batch, width * 4, kv_heads=2, dim=dim)
-            assert tiling.parts * batch * width * 8 <= len(launch.lses) == len(launch.parts)
+            more = tiling.spare * (attend_tiles.most_parts(tiling.rows) - tiling.parts)
+            assert (tiling.parts * batch + more) * width * 8 <= len(launch.lses) == len(launch.parts)
             assert batch * 2 * -(-width * 4 // tiling.rows) <= len(launch.tickets)
 
 

@@ -3,7 +3,8 @@
 Split-KV (Flash-Decoding, Dao et al. 2023): a sequence's keys are cut into parts of equal length, one per
 program; the program that arrives last adds the parts up in their order, so that results do not depend on
 which was last. The host knows upper bounds only: lengths are read on the device, and the grid follows from
-the shapes of the tensors alone.
+the shapes of the tensors alone. A few shares of programs are spare: those of the first sequences that are
+much longer than most take them, for else a step would wait for one long sequence among short ones.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from eyas.engine.kernels.attention import attend_tiles
 from eyas.engine.kernels.attention.attend_masks import lowest_of, masked
 from eyas.engine.kernels.attention.attend_scaled import over_scaled_part
 from eyas.engine.kernels.attention.attend_tiles import AttentionTiling, most_parts, tiling_of, within
@@ -67,7 +69,7 @@ class AttentionLaunch:
         """Allocates for up to `batch` sequences of up to `width` queries, as `tiling_of` cuts them."""
         group, device = heads // kv.kv_heads, kv.pool.device
         rows = max(
-            b * w * heads * tiling_of(b, w * group, kv.kv_heads, dim=kv.dim).parts
+            w * heads * _left(b, tiling_of(b, w * group, kv.kv_heads, dim=kv.dim))
             for b in range(1, batch + 1)
             for w in range(1, width + 1)
         )
@@ -77,6 +79,11 @@ class AttentionLaunch:
             tickets=torch.zeros(batch * width * heads, dtype=torch.int32, device=device),
             pdl=pdl,
         )
+
+
+def _left(batch: int, tiling: AttentionTiling) -> int:
+    """The parts that all programs of a query head leave, of `batch` sequences cut like that."""
+    return batch * tiling.parts + tiling.spare * (most_parts(tiling.rows) - tiling.parts)
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,7 @@ class _AttendLayout:
     bounded: bool
     ceiling: float
     chunk: int
+    spare: int
 
     @property
     def narrow(self) -> bool:
@@ -120,6 +128,11 @@ class _AttendLayout:
     @property
     def most_parts(self) -> int:
         return most_parts(self.tile)
+
+    @property
+    def long(self) -> int:
+        """Keys: a sequence with twice as many may have a spare share."""
+        return attend_tiles.LONG
 
     @property
     def merged_rows(self) -> int:
@@ -173,7 +186,7 @@ def attend(
         kv.rule.factor,
         layout,
     )
-    grid = (kv.kv_heads * layout.tiles, tiling.parts, batch)
+    grid = (kv.kv_heads * layout.tiles, tiling.parts, layout.spare + batch)
     options = {"num_warps": tiling.warps, "num_stages": tiling.stages, "launch_pdl": launch.pdl}
     if launch.compile_only:
         _attend.warmup(*args, grid=grid, **options)
@@ -205,6 +218,7 @@ def _layout(heads: int, kv: PagedKv, queries: QueryRows, tiling: AttentionTiling
         bounded=kv.firsts is not None,
         ceiling=rule.ceiling,
         chunk=rule.chunk,
+        spare=0 if rule.window or rule.chunk or kv.firsts is not None else tiling.spare,
     )
 
 
@@ -215,13 +229,14 @@ def _attend(
     q, q_stride, keys, values, tables, table_stride, slots, starts, firsts, sinks, masks, out, parts, lses,
     tickets, scale, layout: tl.constexpr,
 ):  # fmt: skip
-    """Grid (kv_heads * tiles, parts, B): heads side by side, as they lie in a page."""
-    sequence, part = tl.program_id(2), tl.program_id(1)
+    """Grid (kv_heads * tiles, parts, spare + B): heads side by side, as they lie in a page."""
     if layout.pdl:
         gdc_launch_dependents()
         _prefetch(keys, values, tables, table_stride, slots, starts, firsts, layout)
         gdc_wait()
-    table, start, low, edge, first, last, used = _part_of(tables, table_stride, slots, starts, firsts, layout)
+    sequence, part, table, start, low, edge, first, last, used = _part_of(
+        tables, table_stride, slots, starts, firsts, layout
+    )
     if part >= used:
         return
     head = tl.program_id(0) // layout.tiles
@@ -256,9 +271,9 @@ def _attend(
             mask=real[:, None],
         )
         return
-    heads = tl.num_programs(2) * layout.width * layout.heads
-    tl.store(lses + part * heads + place, lse, mask=real)
-    tl.store(parts + (part * heads + place).to(tl.int64)[:, None] * layout.dim + dim, acc, mask=real[:, None])
+    left = _left_at(part, layout) + place
+    tl.store(lses + left, lse, mask=real)
+    tl.store(parts + left.to(tl.int64)[:, None] * layout.dim + dim, acc, mask=real[:, None])
     tl.debug_barrier()  # all threads' parts are written before the ticket is drawn
     ticket = tickets + sequence * tl.num_programs(0) + tl.program_id(0)
     if tl.atomic_add(ticket, 1, sem="acq_rel") == used - 1:
@@ -267,23 +282,60 @@ def _attend(
 
 
 @triton.jit
+def _left_at(part, layout: tl.constexpr):
+    """Where a part of the first query head lies: those beyond the usual ones are of `spare` sequences."""
+    heads = layout.width * layout.heads
+    usual = tl.num_programs(1)
+    more = tl.maximum(part - usual, 0)
+    return tl.minimum(part, usual) * (tl.num_programs(2) - layout.spare) * heads + more * layout.spare * heads
+
+
+@triton.jit
+def _share_of(starts, most, layout: tl.constexpr):
+    """The program's sequence, the share of it that the program is in, and how many there are: of the first
+    sequences, which are the longest, as many as their keys are those of the next one behind them. A spare
+    share that none of them has is behind the last one of its sequence.
+    """
+    sequence, share, shares = tl.program_id(2), 0, 1
+    if layout.spare > 0:
+        one = tl.arange(0, layout.spare)
+        lengths = tl.minimum(tl.load(starts + one, volatile=True), most)
+        usual = tl.minimum(tl.load(starts + layout.spare, volatile=True), most)
+        more = tl.minimum(lengths // tl.maximum(usual, layout.long), layout.most_parts // tl.num_programs(1))
+        ends = tl.cumsum(tl.maximum(more - 1, 0), 0)
+        begins = tl.minimum(ends - tl.maximum(more - 1, 0), layout.spare)
+        ends = tl.minimum(ends, layout.spare)
+        taken = tl.sum((ends <= tl.program_id(2)).to(tl.int32), 0)
+        sequence = tl.where(sequence < layout.spare, taken, sequence - layout.spare)
+        own = one == sequence
+        shares = 1 + tl.sum(tl.where(own, ends - begins, 0), 0)
+        if tl.program_id(2) < layout.spare:
+            share = 1 + tl.program_id(2) - tl.sum(tl.where(own, begins, 0), 0)
+    return sequence, share, shares
+
+
+@triton.jit
 def _part_of(tables, table_stride, slots, starts, firsts, layout: tl.constexpr):
-    """The sequence's page table and start, the first rows that a query sees and that others see, the
-    program's rows first .. last - 1, and the number of parts.
+    """The program's sequence and part, the sequence's page table and start, the first rows that a query sees
+    and that others see, the program's rows first .. last - 1, and the number of parts.
 
     Parts beyond that have nothing to do, and no program waits for them.
     """
-    start = tl.load(starts + tl.program_id(2), volatile=True)  # both at once, and again after a wait
-    # Before the wait this may be anything, and must still lead to a page that exists.
-    start = tl.minimum(tl.maximum(start, 0), table_stride * layout.page_size - layout.extent)
-    slot = tl.load(slots + tl.program_id(2), volatile=True)
+    # Before the wait lengths may be anything, and must still lead to pages that exist.
+    most = table_stride * layout.page_size - layout.extent
+    sequence, share, shares = _share_of(starts, most, layout)
+    part = share * tl.num_programs(1) + tl.program_id(1)
+    start = tl.load(starts + sequence, volatile=True)  # both at once, and again after a wait
+    start = tl.minimum(tl.maximum(start, 0), most)
+    slot = tl.load(slots + sequence, volatile=True)
     end = start + layout.extent
     low, edge = lowest_row(firsts, slot, start, layout.window, layout.chunk), first_row(firsts, slot)
     begin = low // layout.keys * layout.keys
-    length = tl.cdiv(tl.cdiv(end - begin, tl.num_programs(1)), layout.keys) * layout.keys
-    first = begin + tl.program_id(1) * length
+    length = tl.cdiv(tl.cdiv(end - begin, shares * tl.num_programs(1)), layout.keys) * layout.keys
+    first = begin + part * length
     table = tables + slot.to(tl.int64) * table_stride
-    return table, start, low, edge, first, tl.minimum(first + length, end), tl.cdiv(end - begin, length)
+    last, used = tl.minimum(first + length, end), tl.cdiv(end - begin, length)
+    return sequence, part, table, start, low, edge, first, last, used
 
 
 @triton.jit
@@ -294,7 +346,7 @@ def _prefetch(keys, values, tables, table_stride, slots, starts, firsts, layout:
     """
     LINE: tl.constexpr = 128 // (keys.dtype.element_ty.primitive_bitwidth // 8)
     LINES: tl.constexpr = (layout.dim + LINE - 1) // LINE
-    table, _, _, _, first, last, _ = _part_of(tables, table_stride, slots, starts, firsts, layout)
+    _, _, table, _, _, _, first, last, _ = _part_of(tables, table_stride, slots, starts, firsts, layout)
     row = first + tl.arange(0, layout.keys)
     line = tl.program_id(0) // layout.tiles * layout.share + tl.arange(0, LINES)[None, :] * LINE
     at = pages_of(table, row, last, layout.page_size) * layout.page_stride
@@ -344,7 +396,7 @@ def _merge(parts, lses, out, sinks, sequence, used, layout: tl.constexpr):
     STEP: tl.constexpr = layout.merged_rows
     part = tl.arange(0, layout.most_parts)[None, :]
     dim = tl.arange(0, layout.dim)
-    heads = tl.num_programs(2) * layout.width * layout.heads
+    left = _left_at(part, layout)
     first = tl.program_id(0) % layout.tiles * layout.tile
     for begin in range(first, min(first + layout.tile, layout.rows), STEP):
         row = begin + tl.arange(0, STEP)
@@ -353,7 +405,7 @@ def _merge(parts, lses, out, sinks, sequence, used, layout: tl.constexpr):
         place = query * layout.heads + column
         real = row < layout.rows
         there = real[:, None] & (part < used)
-        at = part * heads + place[:, None]
+        at = left + place[:, None]
         lse = tl.load(lses + at, mask=there, other=UNSEEN, cache_modifier=".cg")
         x_at = parts + at.to(tl.int64)[:, :, None] * layout.dim + dim
         x = tl.load(x_at, mask=there[:, :, None], other=0.0, cache_modifier=".cg")

@@ -13,6 +13,9 @@ _PARTS = ((16, 16), (160, 8), (224, 6), (384, 4), (512, 3))
 NARROW, WIDE_ROWS = 256, 32
 """Values of a head: of wider ones registers have room for these rows of a program."""
 
+SPARE, LONG = 8, 512
+"""Shares for the longest sequences, and the keys that a sequence has at least whose half is no long one."""
+
 _SHORT_WINDOW, _WINDOW_PROGRAMS = 256, 256  # measured with 128 keys at one sequence and at 32
 _PROGRAMS = 512  # of more than 8 rows, about four for each of 132 multiprocessors
 _FEW_PROGRAMS = 256  # of 17 to 32 rows, two of which fill one: measured at 8 and 32 sequences of 700 keys
@@ -21,7 +24,8 @@ _FEW_PROGRAMS = 256  # of 17 to 32 rows, two of which fill one: measured at 8 an
 @dataclass(frozen=True)
 class AttentionTiling:
     """The tiling of a launch: a program takes `rows` rows (queries times heads of one key head) and goes
-    through its keys `keys` at a time; at most `parts` programs share a sequence's keys.
+    through its keys `keys` at a time; at most `parts` programs share a sequence's keys, but for the longest,
+    which have `spare` (a power of two) times as many more among them.
 
     Programs start in the order of the sequences: with the longest first none is left alone at the end.
     """
@@ -31,6 +35,7 @@ class AttentionTiling:
     parts: int
     warps: int
     stages: int
+    spare: int = 0
 
 
 def tiling_of(
@@ -48,7 +53,8 @@ def tiling_of(
         warps = 1 if scaled and key_bytes <= 128 else 2  # one has registers for no longer keys
         if dim > NARROW:
             warps = 4
-        return AttentionTiling(16, min(32, most_keys), parts, warps, 3)
+        spare = SPARE if batch > SPARE and 2 * parts <= most_parts(16) else 0
+        return AttentionTiling(16, min(32, most_keys), parts, warps, 3, spare)
     tile = 32 if rows <= 32 else 64 if batch * cdiv(rows, 64) * kv_heads < _PROGRAMS else 128
     if dim > NARROW:
         tile = WIDE_ROWS
