@@ -33,6 +33,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.adapters import peft
 from eyas.engine.adapters.reader import AdapterReader
+from eyas.engine.adapters.reading_process import ReadingProcess
 from eyas.engine.adapters.sites import AdapterSite, AdapterSites, SitePart
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.host_tensors import HostTensors
@@ -84,7 +85,7 @@ class Stopwatch:
 
 
 def watched_loads() -> Stopwatch:
-    """The steps of a load."""
+    """The steps of a load: on a GPU those of the process that reads are timed where it is read here, too."""
     watch = Stopwatch()
     for owner, name in (
         (peft, "read_files"),
@@ -92,6 +93,7 @@ def watched_loads() -> Stopwatch:
         (HostTensors, "digest"),
         (AdapterReader, "read"),
         (AdapterSites, "packed"),
+        (ReadingProcess, "read"),
         (adapters, "pin_each"),
     ):
         watch.watch(owner, name)
@@ -240,6 +242,7 @@ def main() -> None:
 
 def time_steps(options: argparse.Namespace) -> None:
     """The steps of loads into slots of matrices that are not there."""
+    torch.set_num_threads(1)  # as the process that reads
     shape = SHAPES["llama-3.1-8b"]
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
@@ -250,6 +253,7 @@ def time_steps(options: argparse.Namespace) -> None:
         slots = adapters.DeviceAdapters(AdapterReader(config, options.rank), matrices, SLOTS, options.device)
         held = []
         for number, folder in enumerate(folders):
+            slots._sites.packed(slots._reader.read(folder, slots._sites.check), folder)  # its steps, here
             began = time.perf_counter()
             held.append(slots.read(folder))
             read = time.perf_counter()

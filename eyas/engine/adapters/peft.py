@@ -25,12 +25,11 @@ from eyas.engine.adapters.copies import check_copies, copied
 from eyas.engine.adapters.fused_experts import FusedParameter, parameter_of
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import ModelConfig
-from eyas.engine.checkpoint.host_tensors import READERS, HostSlice, HostTensors, TensorPlace, read_files
+from eyas.engine.checkpoint.host_tensors import HostSlice, HostTensors, TensorPlace, read_files
 from eyas.engine.checkpoint.turned_tensors import TransposedTensor
 from eyas.engine.ipc.adapter_messages import ADAPTER_FILES, LORA_PATH
 
 CONFIG, TENSORS = ADAPTER_FILES
-_CHECKED = 32  # tensors that one thread looks through at a time
 MOST_CONFIG = 1 << 20  # bytes: one that names every module of a large model has a tenth
 ValueT = TypeVar("ValueT")
 MatrixCheck = Callable[[str, tuple[int, int]], None]
@@ -273,18 +272,12 @@ def _check_matrices(
 
 def _check_numbers(pairs: Sequence[FactorPair], file: HostTensors) -> None:
     """Raises InvalidRequest for a factor that holds what is no number."""
-    names = [factor.name for pair in pairs for factor in (pair.lower, pair.upper)]
-    some = [names[first : first + _CHECKED] for first in range(0, len(names), _CHECKED)]
-    with ThreadPoolExecutor(READERS, "numbers", lambda: torch.set_num_threads(1)) as checking:
-        finite = torch.cat(list(checking.map(lambda own: _finite(own, file), some)))
-    for place in (~finite).nonzero().flatten().tolist()[:1]:
-        raise _wrong(f"lora_{'AB'[place % 2]} of {pairs[place // 2].module} holds NaN or infinity")
-
-
-def _finite(names: Sequence[str], file: HostTensors) -> torch.Tensor:
-    """Whether each tensor holds numbers alone, bool [names]."""
-    ends = [torch.stack(torch.aminmax(file.tensor(name))) for name in names]
-    return torch.stack(ends).isfinite().all(dim=1)
+    if file.finite:
+        return
+    for pair in pairs:
+        for which, factor in (("A", pair.lower), ("B", pair.upper)):
+            if not file.tensor(factor.name).isfinite().all():
+                raise _wrong(f"lora_{which} of {pair.module} holds NaN or infinity")
 
 
 def _updates(pair: FactorPair, update: LowRankUpdate, model: ModelConfig) -> dict[str, LowRankUpdate]:

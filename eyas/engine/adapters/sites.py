@@ -8,7 +8,6 @@ rows once for all parts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -19,13 +18,14 @@ import torch
 
 from eyas.common.errors import InvalidRequest
 from eyas.engine.adapters.peft import PeftAdapter
-from eyas.engine.checkpoint.host_tensors import READERS
+from eyas.engine.checkpoint.host_tensors import DTYPES, HostTensors, laid_out
 from eyas.engine.checkpoint.weights import WeightPlacement
 from eyas.engine.ipc.adapter_messages import LORA_PATH
-from eyas.engine.kv.pinned import host_bytes
 
 GRAIN = 16
 """Ranks are filled up to a multiple of it with zeros, as products and kernels need."""
+_NUMBERS = "numbers"
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -140,23 +140,31 @@ class AdapterSite:
 
 @dataclass(frozen=True)
 class PackedAdapter:
-    """An adapter as the products of one rank read it, in the host's memory. `numbers` [words]: the factors of
-    all sites, as `AdapterSite.write` has them. `places` int64 [sites, 2]: where those of a site begin, and
-    their rank. `folder`: where it was read. `lower`: the factors that have taken a gain, as they are stored,
-    by the names of their parts: a gain may change.
+    """An adapter as the products of one rank read it, in the host's memory. `places` int64 [sites, 2]: where
+    the numbers of a site begin, and their rank. `folder`: where it was read. `memory`: the numbers, and the
+    factors that have taken a gain, as they are stored, by the names of their parts: a gain may change.
     """
 
     id: str
     rank: int
     folder: Path
-    numbers: torch.Tensor
     places: torch.Tensor
-    lower: Mapping[str, torch.Tensor]
+    memory: HostTensors
 
     @cached_property
+    def numbers(self) -> torch.Tensor:
+        """The factors of all sites, as `AdapterSite.write` has them, [words]."""
+        return self.memory.tensor(_NUMBERS)
+
+    @property
+    def lower(self) -> dict[str, torch.Tensor]:
+        """The factors that have taken a gain."""
+        return {name: self.memory.tensor(name) for name in self.memory.keys() if name != _NUMBERS}
+
+    @property
     def host_bytes(self) -> int:
         """Bytes of the host's memory."""
-        return self.numbers.nbytes + sum(factor.nbytes for factor in self.lower.values())
+        return self.memory.nbytes
 
 
 class AdapterSites:
@@ -181,49 +189,59 @@ class AdapterSites:
             text = f"an update of {module} is {shape}, and the matrix is {self._shapes[name]}"
             raise InvalidRequest(f"{text}: it is another model's", param=LORA_PATH)
 
-    def packed(self, adapter: PeftAdapter, folder: Path) -> PackedAdapter:
-        """The numbers of an adapter whose matrices have passed `check`. `folder`: where it was read.
+    def packed(self, adapter: PeftAdapter, folder: Path, gains: torch.Tensor | None = None) -> PackedAdapter:
+        """The numbers of an adapter whose matrices have passed `check`. `folder`: where it was read; `gains`:
+        as of `gains`, if they are not those of the sites.
 
         Raises InvalidRequest for numbers that are too large.
         """
         dtype = self.sites[0].placement.dtype
         ranks = [site.rank(adapter) for site in self.sites]
         counts = [site.words(rank) for site, rank in zip(self.sites, ranks, strict=True)]
-        numbers = host_bytes(sum(counts) * dtype.itemsize, torch.device("cpu")).view(dtype)
-        rooms, starts = numbers.split(counts), list(accumulate(counts, initial=0))[:-1]
-        with ThreadPoolExecutor(READERS, "packing", lambda: torch.set_num_threads(1)) as packing:
-            writes = [
-                packing.submit(site.write, adapter, room)
-                for site, room, rank in zip(self._on_host(), rooms, ranks, strict=True)
-                if rank
-            ]
-            for write in writes:
-                write.result()
-        _check_finite(numbers)
         gained = {part.name for site in self.sites if site.gain is not None for part in site.parts}
-        read = {name: update.down for name, update in adapter.updates.items() if name in gained}
-        own = {down.data_ptr(): down.clone() for down in read.values()}  # several updates may have one
-        lower = {name: own[down.data_ptr()] for name, down in read.items()}
+        lower = {name: update.down for name, update in adapter.updates.items() if name in gained}
+        kinds = [(name, _NAMES[down.dtype], tuple(down.shape)) for name, down in lower.items()]
+        memory = HostTensors(laid_out([(_NUMBERS, _NAMES[dtype], (sum(counts),)), *kinds]))
+        for name, down in lower.items():
+            memory.tensor(name).copy_(down)
+        rooms, starts = memory.tensor(_NUMBERS).split(counts), list(accumulate(counts, initial=0))[:-1]
+        sites = self._on_host(self.gains if gains is None else gains)
+        for site, room, rank in zip(sites, rooms, ranks, strict=True):
+            if rank:
+                site.write(adapter, room)
         places = torch.tensor(list(zip(starts, ranks, strict=True)))
-        return PackedAdapter(adapter.id, adapter.rank, folder, numbers, places, lower)
+        packed = PackedAdapter(adapter.id, adapter.rank, folder, places, memory)
+        _check_finite(packed.numbers)
+        return packed
 
     def renew(self, adapter: PackedAdapter) -> None:
         """Makes the numbers in place what `packed` makes with the gains as they are now.
 
         Raises InvalidRequest if they have become too large.
         """
-        for site, (first, rank) in zip(self._on_host(), adapter.places.tolist(), strict=True):
+        lower, sites = adapter.lower, self._on_host(self.gains)
+        for site, (first, rank) in zip(sites, adapter.places.tolist(), strict=True):
             if rank and site.gain is not None:
-                site.write_lower(adapter.lower, adapter.numbers[first : first + site.words(rank)], rank)
+                site.write_lower(lower, adapter.numbers[first : first + site.words(rank)], rank)
         _check_finite(adapter.numbers)
 
-    def _on_host(self) -> list[AdapterSite]:
-        """The sites with their gains in the host's memory, float32: one copy, since each waits for a GPU."""
+    @property
+    def gains(self) -> torch.Tensor | None:
+        """Those of all sites, one after the other, float32 in the host's memory: one copy, since each waits
+        for a GPU. None: there are none.
+        """
         gains = [site.gain for site in self.sites if site.gain is not None]
-        if not gains:
+        return torch.cat(gains).float().cpu() if gains else None
+
+    def on_host(self) -> AdapterSites:
+        """The same with all of it in the host's memory: another process may have it."""
+        return AdapterSites(self._on_host(self.gains))
+
+    def _on_host(self, gains: torch.Tensor | None) -> list[AdapterSite]:
+        if gains is None:
             return list(self.sites)
-        copied = iter(torch.cat(gains).float().cpu().split([len(gain) for gain in gains]))
-        return [site if site.gain is None else replace(site, gain=next(copied)) for site in self.sites]
+        own = iter(gains.split([len(site.gain) for site in self.sites if site.gain is not None]))
+        return [site if site.gain is None else replace(site, gain=next(own)) for site in self.sites]
 
 
 def filled(rank: int) -> int:

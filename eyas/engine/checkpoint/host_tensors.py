@@ -151,6 +151,21 @@ class HostTensors:
         """Bytes of the memory, writable."""
         return memoryview(self._memory)[start : start + size]
 
+    @property
+    def finite(self) -> bool:
+        """Whether all tensors, which are floating-point, hold numbers alone. Of one dtype they are looked
+        through in large pieces, each by one call: threads that make many wait for each other.
+        """
+        dtypes = {DTYPES[place.dtype] for place in self.places.values()}
+        pieces = [self.tensor(name) for name in self.places]
+        if len(dtypes) == 1:
+            (dtype,) = dtypes
+            whole = torch.frombuffer(self._memory, dtype=dtype, count=len(self._memory) // dtype.itemsize)
+            pieces = list(whole.split(PIECE_BYTES // dtype.itemsize))
+        with ThreadPoolExecutor(READERS, "numbers", lambda: torch.set_num_threads(1)) as readers:
+            ends = list(readers.map(lambda piece: torch.stack(torch.aminmax(piece)), pieces))
+        return bool(torch.stack(ends).isfinite().all())
+
     def digest(self) -> str:
         """Hex digest of all names, dtypes, shapes and elements, whatever their order."""
         names = sorted(self.places)

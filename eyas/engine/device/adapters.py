@@ -16,6 +16,7 @@ import torch
 
 from eyas.common.errors import EyasError, InvalidRequest
 from eyas.engine.adapters.reader import AdapterReader
+from eyas.engine.adapters.reading_process import ReadingProcess
 from eyas.engine.adapters.sites import AdapterSites, PackedAdapter, filled
 from eyas.engine.device import calls
 from eyas.engine.formats.adapted import AdaptedProjection
@@ -47,6 +48,7 @@ class DeviceAdapters:
         count = len(self._sites.sites)
         self._places = torch.zeros(slots + 1, count, 2, dtype=torch.int64, device=device)
         self._stream = torch.cuda.Stream(device) if device.startswith("cuda") else None
+        self._process = None if self._stream is None else ReadingProcess(reader, self._sites)
         first = 0
         for matrix in matrices:
             own = matrix.sites[0]  # of experts all are alike
@@ -57,16 +59,16 @@ class DeviceAdapters:
 
     def read(self, folder: Path) -> PackedAdapter:
         """The adapter in a folder, in memory that is page-locked as long as it lives. Called by a thread of
-        its own, which takes one core: more would spin, and hold up the steps.
+        its own.
         """
-        torch.set_num_threads(1)
-        adapter = self._reader.read(folder, self._sites.check)
+        if self._process is None or self._stream is None:
+            torch.set_num_threads(1)
+            return self._sites.packed(self._reader.read(folder, self._sites.check), folder)
         with torch.cuda.stream(self._stream):  # what the gains are copied by waits for no step
-            packed = self._sites.packed(adapter, folder)
-        if self._stream is not None:
-            with torch.cuda.device(self._stream.device):
-                pin_each(packed.numbers.split(_PIECE))
-            weakref.finalize(packed, _unlock, packed.numbers, self._stream)
+            packed = self._process.read(folder)
+        with torch.cuda.device(self._stream.device):
+            pin_each(packed.numbers.split(_PIECE))
+        weakref.finalize(packed, _unlock, packed.numbers, self._stream)
         return packed
 
     def forget(self, adapter: PackedAdapter) -> None:

@@ -7,6 +7,7 @@ here a kind's file makes a `DraftConfig`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import re
 from abc import ABC, abstractmethod
@@ -152,8 +153,11 @@ def head_family(algorithm: str) -> HeadFamily:
 
 def head_spelling(config: DraftConfig) -> Callable[[str], str]:
     """The name by which a head's classes, and the layers of its decoder, ask for a stored tensor."""
-    own = head_family(config.algorithm).spelling
-    return lambda stored: config.decoder.spelling(own(stored))
+    return functools.partial(_spelled, config)  # which another process may have
+
+
+def _spelled(config: DraftConfig, stored: str) -> str:
+    return config.decoder.spelling(head_family(config.algorithm).spelling(stored))
 
 
 def load_draft(
