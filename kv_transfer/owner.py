@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from eyas.common.errors import Cancelled, EyasError, TransferFailed
 from eyas.common.types import FirstToken, KvHandle, KvKind, RankPages
 
+HURRY_S = 1.0
+
 
 @dataclass(frozen=True)
 class PageOffer:
@@ -54,6 +56,7 @@ class _PageLease:
     is_ready: bool = False  # else its pages are being filled
     attempt: int = 0  # the highest one seen
     watch: int | None = None
+    left: float = 0.0  # since when nobody watches what is ready
     first_tokens: tuple[FirstToken, ...] = ()
     last_feature: bytes = b""
 
@@ -111,7 +114,7 @@ class LeaseOwner:
         lease = self._alive(handle_id, now)
         if lease is not None:
             lease.is_ready, lease.readable = True, lease.handle.tokens
-            lease.first_tokens, lease.last_feature = first_tokens, last_feature
+            lease.first_tokens, lease.last_feature, lease.left = first_tokens, last_feature, now
             self._tell(lease)
 
     def withdraw(self, handle_id: int, now: float, error: EyasError | None = None) -> None:
@@ -141,7 +144,7 @@ class LeaseOwner:
         lease = self._watched.get(watch)
         if lease is not None and self._alive(lease.handle.id, now) is not None:
             self._hang_up(lease, None)
-            lease.expires = min(now + self._lease_s, lease.deadline)
+            lease.expires, lease.left = min(now + self._lease_s, lease.deadline), now
         self._updates.pop(watch, None)
 
     def release(self, handle_id: int, epoch: int, attempt: int, now: float) -> bool:
@@ -164,6 +167,14 @@ class LeaseOwner:
         """End every lease that has run out."""
         for handle_id in list(self._leases):
             self._alive(handle_id, now)
+
+    def hurry(self, now: float) -> None:
+        """Somebody waits for the pages: what has been ready for `HURRY_S`, and nobody watches, ends. A puller
+        that has heard of it comes sooner; its caller may have left before it heard.
+        """
+        for lease in list(self._leases.values()):
+            if lease.is_ready and lease.watch is None and now >= lease.left + HURRY_S:
+                self._end(lease, None)
 
     def take(self) -> tuple[list[LeaseUpdate], list[int]]:
         """Returns the updates for Watches since the last call, and the ids whose pages are free, each exactly

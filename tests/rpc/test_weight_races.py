@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from real_cluster import real_cluster
+from real_worker import prefill, tiny_config
 from scripted_worker import ScriptedWorker, expected, workers
+from test_cache_events import SPLIT
 from test_generate_paths import DECODE, PREFILL, collect, gateway, make_request, until
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Unavailable, WeightsChanged, WeightsChanging
-from eyas.common.types import Role, WeightsInfo, WorkerInfo
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest, Role, WeightsInfo, WorkerInfo
 from eyas.common.weights import FolderSource, Running, WeightsReply
 from eyas.common.wire.rpc import ChannelPool
 from gateway.backends.admission import served_model
@@ -100,3 +106,16 @@ async def test_workers_are_expected_until_they_say_that_they_have_new_weights(
     assert not weights.comes(OLD)
     with pytest.raises(Unavailable):
         served_model(GatewayConfig(), weights.seen(infos))
+
+
+async def test_pages_that_nobody_will_pull_do_not_hold_up_an_update(tmp_path: Path) -> None:
+    """Their caller left when the prompt was done, and had not heard of its pages."""
+    config = tiny_config(tmp_path / "models")
+    async with real_cluster(config, tmp_path, SPLIT) as cluster:
+        worker = next(one for one in cluster.workers if Role.PREFILL in one.front.describe().roles)
+        await prefill(worker, GenerationRequest("left", tuple(range(5, 45)), SamplingParams(max_tokens=4)))
+        assert worker.engine._parts.leases.owner.active == 1
+        began, body = time.monotonic(), {"model_path": config.model, "weight_version": "v1"}
+        said = await cluster.http.post("/update_weights_from_disk", json=body)
+        assert said.json()["success"], said.text
+        assert time.monotonic() - began < 10 < config.lease_s

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from eyas.common.types import FirstToken, KvHandle, KvKind, RankPages
-from kv_transfer.owner import LeaseOwner, LeaseUpdate, PageOffer
+from kv_transfer.owner import HURRY_S, LeaseOwner, LeaseUpdate, PageOffer
 
 EPOCH = 7
 LEASE = 30.0
@@ -142,6 +142,21 @@ def test_closing_the_watch_late_never_outlives_the_deadline(owner):
     watch(owner, 1, ready_handle(owner), EPOCH, 1, 2.0)
     owner.watch_closed(1, DEADLINE - 1.0)
     owner.sweep(DEADLINE)
+    assert owner.active == 0
+
+
+def test_what_is_waited_for_ends_if_nobody_watches_it(owner):
+    filling, watched, left = owner.offer(OFFER, now=0.0).id, ready_handle(owner), ready_handle(owner)
+    watch(owner, 1, watched, EPOCH, 1, 2.0)
+    owner.hurry(1.0 + HURRY_S - 0.01)
+    assert freed(owner) == []
+    owner.hurry(1.0 + HURRY_S)
+    assert freed(owner) == [left]
+    owner.watch_closed(1, 50.0)
+    owner.finished(filling, FIRST, b"feature", now=29.9)
+    owner.hurry(50.0 + HURRY_S - 0.01)
+    assert owner.active == 1
+    owner.hurry(50.0 + HURRY_S)
     assert owner.active == 0
 
 

@@ -78,6 +78,11 @@ class EngineControl:
         return not (self.paused or self.released)
 
     @property
+    def waits(self) -> bool:
+        """Whether a command waits, as for the end of what runs."""
+        return bool(self._queue)
+
+    @property
     def moving(self) -> bool:
         """Whether memory moves just now."""
         return self._moving is not None

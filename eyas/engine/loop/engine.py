@@ -331,6 +331,8 @@ class Engine:
         self._requests.expire(now)
         for generation, error in self._parts.grammars.take_failed().items():
             self._requests.fail(generation, error)
+        if self._updates.waits or self._flushes.waits or self._control.waits:
+            self._parts.leases.owner.hurry(now)
         self._parts.leases.poll(now)
         self._parts.stager.poll()
         self._flushes.poll(now)

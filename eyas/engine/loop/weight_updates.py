@@ -285,7 +285,12 @@ class WeightUpdates:
     @property
     def looks(self) -> bool:
         """True if `poll` should be called often."""
-        return bool(self._running) or (self._closing is not None and not self._closing.quiet)
+        return bool(self._running) or self.waits
+
+    @property
+    def waits(self) -> bool:
+        """Whether an update waits for the end of what runs."""
+        return self._closing is not None and not self._closing.quiet
 
     def _write(self, call: int) -> None:
         if self._closing is None or self._closing.commit != call:

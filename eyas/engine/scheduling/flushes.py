@@ -42,6 +42,11 @@ class CacheFlushes:
             self.forget()
         return pages
 
+    @property
+    def waits(self) -> bool:
+        """Whether a flush waits for the end of what runs."""
+        return bool(self._waiting)
+
     def poll(self, now: float) -> None:
         """Runs once a loop: flushes if nothing runs, and refuses calls that have waited long enough."""
         if not self._waiting:
