@@ -24,6 +24,7 @@ from eyas.common.types import KvKind
 from eyas.engine.batch.sequence import RingPlace, Sequence, SequenceWork
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.tree import DraftCounts
+from eyas.engine.device.slot_table import BEGINNING, SlotOccupant, SlotTable
 from eyas.engine.ipc.draft_channel import MailChannel, OfferedChannel, answer
 from eyas.engine.ipc.mailbox import PAGE
 from eyas.engine.ipc.messages import DraftChannel, DraftClosed, DraftDown, DraftProposal
@@ -178,6 +179,45 @@ def test_drafts_in_a_mailbox_say_that_the_prompts_draft_kv_was_pulled(pair: GpuP
         closed = DraftDown(closed=(DraftClosed(seq.uid, ringed, ""),), worker=WORKER)
         assert len(pair.drafter.deliver(closed)) == left
         pair.drafter._down_until.clear()
+
+
+def test_a_sequence_is_begun_only_where_a_device_posts_its_rounds(pair: GpuPair) -> None:
+    """Then its draft worker hears of it before its prompt has landed."""
+    first, second, third = _sequences(pair.drafter, 3)
+    for seq in (first, third):
+        pair.drafter.close(seq)
+    assert pair.drafter.begin(third, 2) and third.mailed
+    pair.drafter.close(second)
+    (opened,) = [one for up in pair.drafter.outgoing() for one in up.opens if one.seq == third.uid][-1:]
+    assert opened.base_len == 2 and opened.place == third.ring.number
+    pair.drafter._spec = replace(SPEC, ngram=True)
+    assert not pair.drafter.begin(first, 2) and first.ring is None
+    pair.drafter._spec = SPEC
+    taken = [pair.offered.take_place(WORKER, 90 + i, by_device=True) for i in range(PLACES - 1)]
+    assert all(taken) and not pair.drafter.begin(first, 2), "no place is left"
+
+
+def test_rounds_count_on_a_drafter_that_has_answered(pair: GpuPair) -> None:
+    """Until then the second one waits a little, and no other."""
+    seq = pair.begun()
+    seen, occupant = [], SlotOccupant(0, 0, drafted=True)
+    for base in (5, 6, 7):
+        assert pair.landed(seq, base, seq.ring.generation, late=True) == []
+        seen.append(SlotTable._looks(seq, occupant, 64))
+        occupant.mailed_rounds += 1
+    assert seen == [1, 64 // BEGINNING, 1] and not seq.answered
+    pair.answered.mailbox(PEER).propose(
+        seq.ring.number, DraftProposal(seq.uid, seq.ring.generation - 1, 6, (1,), (-1,))
+    )
+    pair.landed(seq, 8, seq.ring.generation, late=True)
+    assert not seq.answered, "that was the sequence before it"
+    pair.answered.mailbox(PEER).propose(
+        seq.ring.number, DraftProposal(seq.uid, seq.ring.generation, 6, (1,), (-1,))
+    )
+    pair.landed(seq, 9, seq.ring.generation, late=True)
+    assert seq.answered and SlotTable._looks(seq, occupant, 64) == 64
+    pair.drafter.close(seq)
+    assert pair.drafter.open(seq, 4, None) and not seq.answered
 
 
 @pytest.mark.parametrize("ringed", [0, -1])

@@ -144,6 +144,7 @@ class Sequence:
     sought: bool = False  # .. and of the stores behind it
     drafting: bool = False  # a drafter follows this sequence
     ring: RingPlace | None = None  # where the device puts its features for that drafter too
+    answered: bool = False  # that drafter has left drafts for it, so rounds may count on it
     window: FeatureWindow = field(default_factory=FeatureWindow)  # for a drafter that must start (again)
     slot: int = -1  # its place in the running batch; -1: none
     adapter_slot: int = 0  # that of its adapter on the device; 0: none

@@ -24,15 +24,21 @@ MOST_FORCED_AHEAD = 4
 """Sequences of a step for which it is looked what their grammars force behind it: up to 0.6 ms each."""
 
 
+BEGINNING = 4
+"""The second round behind a prompt waits so much less for a drafter that has not answered yet: with few
+sequences it is in time.
+"""
+
+
 @dataclass
 class SlotOccupant:
     """The sequence in a slot as the tables have it: its pages, and whether they follow its growth.
 
     `drafted`: something is proposed for it inside the step. `verified`: there may be drafts from elsewhere in
     the step that is being launched. `ring`: where its features go. `polls`: how often it looks for drafts in
-    a mailbox. `waits`: can those of its next round be there in time? `waiting`: rows that plain rounds have
-    left to the head. `others`: as `pages`, by the names of the further tables. `continuation`: as the lookup
-    knows it.
+    a mailbox. `mailed_rounds`: since it has that, of which the first cannot have any. `waiting`: rows that
+    plain rounds have left to the head. `others`: as `pages`, by the names of the further tables.
+    `continuation`: as the lookup knows it.
     """
 
     occupancy: int
@@ -42,7 +48,7 @@ class SlotOccupant:
     ring: RingPlace | None = None
     verified: bool = False
     polls: int = 0
-    waits: bool = False
+    mailed_rounds: int = 0
     waiting: int = 0
     pages: int = 0
     grows: bool = False
@@ -165,12 +171,11 @@ class SlotTable:
         occupant.verified = bool(tree) or seq.mailed
         if occupant.ring is not seq.ring:
             writes.ring(seq.slot, seq.ring)
-            occupant.ring, occupant.waits = seq.ring, False
-        looks = polls if occupant.waits else 1  # what is before it goes by the fronts: its drafts come late
-        if seq.mailed and occupant.polls != looks:
+            occupant.ring, occupant.mailed_rounds = seq.ring, 0
+        if seq.mailed and occupant.polls != (looks := self._looks(seq, occupant, polls)):
             writes.put("polls", seq.slot, (looks,))
             occupant.polls = looks
-        occupant.waits = occupant.waits or work.round
+        occupant.mailed_rounds += work.round
         if tree is not None:
             writes.draft(seq.slot, tree, branching=self._state.trees)
         if occupant.continuation is not seq.continuation:
@@ -181,6 +186,15 @@ class SlotTable:
         if len(seq.tables) > 1:
             self._write_others(work, occupant, writes)
         return joins
+
+    @staticmethod
+    def _looks(seq: Sequence, occupant: SlotOccupant, polls: int) -> int:
+        """How often a round looks for its drafts. While its drafter begins, which takes as long as features
+        take by the fronts, all others of the step would wait in vain with it.
+        """
+        if seq.answered:
+            return polls
+        return max(polls // BEGINNING, 1) if occupant.mailed_rounds == 1 else 1
 
     def _expect(self, work: SequenceWork, occupant: SlotOccupant, writes: TableWrites) -> None:
         """What recent answers say of a sequence has changed."""
@@ -219,7 +233,9 @@ class SlotTable:
                 writes.put("text", seq.slot, seq.all_tokens())
         if self._elsewhere:
             writes.ring(seq.slot, seq.ring)  # whatever the sequence before it had
-        return SlotOccupant(seq.occupancy, seq.choice, drafted, seq.continuation, seq.ring, waits=work.round)
+        return SlotOccupant(
+            seq.occupancy, seq.choice, drafted, seq.continuation, seq.ring, mailed_rounds=int(work.round)
+        )
 
     def _is_drafted_for(self, work: SequenceWork) -> bool:
         """Nothing is proposed for prompts that are decoded elsewhere, nor where a head's KV is missing."""

@@ -201,6 +201,11 @@ class DraftMailbox:
         ids = tuple(word & HALF for word in tokens)
         return DraftProposal(seq, generation, newest - back, ids, tuple(signed))
 
+    def answered(self, number: int, generation: int, newest: int) -> bool:
+        """Has anything been proposed to this sequence, for a root up to position `newest`?"""
+        above = self._stores[number * self.place.words + self.place.header] >> 32
+        return above != 0 and ((tag(generation, newest) & HALF) - above) & HALF < LAPS
+
     def close(self) -> None:
         """Lets go of the memory, once no kernel that was launched uses it."""
         if self._gpu is not None:

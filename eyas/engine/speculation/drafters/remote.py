@@ -141,7 +141,7 @@ class RemoteDrafter(Drafter):
                 self._channels.give_back(worker, place)
             return False
         self._followed[seq.uid] = followed
-        seq.ring = place if followed.mailed else None
+        seq.ring, seq.answered = place if followed.mailed else None, False
         params = seq.generation.request.params
         message = DraftOpen(
             seq=seq.uid,
@@ -167,6 +167,7 @@ class RemoteDrafter(Drafter):
                 self._missed_rounds += commit.late
                 if not commit.late:
                     followed.handle = None
+                self._hear(followed, commit)
                 continue
             if followed.requested > followed.answered and not followed.mailed:
                 followed.missed_rounds += 1
@@ -175,6 +176,13 @@ class RemoteDrafter(Drafter):
             if (due := followed.due(commit)) is not None and self._send(due, followed):
                 woken.add(followed.worker)
         self._channels.wake(woken)
+
+    def _hear(self, followed: _FollowedSequence, commit: AcceptedRows) -> None:
+        """Has the draft worker begun to leave drafts for a device? Its host sees it once."""
+        mailbox, place = self._channels.mailbox(followed.worker), followed.place
+        if not followed.seq.answered and mailbox is not None and place is not None:
+            newest = commit.base + len(commit.tokens)
+            followed.seq.answered = mailbox.answered(place.number, followed.generation, newest)
 
     def _send(self, commit: AcceptedRows, followed: _FollowedSequence) -> bool:
         """By the mailbox (True) if it asks for what the last by the front asked for; else by the front."""
