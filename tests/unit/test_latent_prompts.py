@@ -133,6 +133,7 @@ def test_a_graph_reads_where_its_chunks_are(monkeypatch: pytest.MonkeyPatch) -> 
     scene, few = Scene(WHOLE), 3
     expected = scene.attended(planned(scene.spans, monkeypatch, WHOLE), planned=True)
     prompts = ExpandedPrompts(WHOLE, scene.shape)
+    monkeypatch.setattr(latent_prompts, "REACH", 600)
     room = prompts.room(scene.rows.tokens.shape[0] + 200, len(scene.spans) + few)
     blank = scene.attended(prompts, planned=True)
     assert not blank[2:].any() and torch.equal(blank[:2], expected[:2])
@@ -141,7 +142,7 @@ def test_a_graph_reads_where_its_chunks_are(monkeypatch: pytest.MonkeyPatch) -> 
     assert room.fill(scene.spans[:-1])
     fewer = scene.attended(prompts, planned=True)
     assert torch.equal(fewer[:-1], expected[:-1]) and not fewer[-1].any()
-    assert not room.fill([]) and not room.fill([QuerySpan([0] * 60, 700, 9)])
+    assert not room.fill([]) and not room.fill([QuerySpan([0] * 80, 1000, 9)])
     assert torch.equal(scene.attended(prompts, planned=True), fewer), "what is refused changes nothing"
 
 
