@@ -5,6 +5,7 @@ written down here.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,30 @@ def test_each_expert_gets_its_part(tmp_path: Path, family: str, turned: bool) ->
             update = updates.pop(f"{MODULE.format(2)}.{expert}.{name}.weight")
             torch.testing.assert_close(update.stored.float() * update.scaling @ update.down, expected)
     assert not updates
+
+
+@pytest.mark.parametrize(
+    ("version", "turned"), [(None, True), ("0.18.1", True), ("0.19.0", False), ("0.21.3.dev0@1a2b", False)]
+)
+def test_the_version_of_peft_says_the_form_of_a_square_parameter(
+    tmp_path: Path, version: str | None, turned: bool
+) -> None:
+    write_family(tmp_path / "model", "qwen3_moe")
+    model = read_model(tmp_path / "model")
+    square, layer = model.hidden_size // 2, model.layers[2]
+    wide = replace(layer, feed_forward=replace(layer.feed_forward, width=square))
+    model = replace(model, layers=(*model.layers[:2], wide, *model.layers[3:]))
+    (_, (experts, rows, columns)) = next(iter(_sizes(model, 2).items()))
+    assert rows == columns
+    added = _write(tmp_path / "adapter", model, 2, turned=turned)
+    if version is not None:
+        config = tmp_path / "adapter" / "adapter_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"peft_version": version}))
+    updates = read_adapter(tmp_path / "adapter", model, 64).updates
+    for expert in range(experts):
+        update = updates[f"{MODULE.format(2)}.{expert}.gate_proj.weight"]
+        made = update.stored.float() * update.scaling @ update.down
+        torch.testing.assert_close(made, added["gate_up_proj"][expert, :square])
 
 
 @pytest.mark.parametrize(

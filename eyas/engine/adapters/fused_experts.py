@@ -57,9 +57,10 @@ class FusedParameter:
 
 
 def parameter_of(
-    module: str, lower: tuple[int, ...], upper: tuple[int, ...], model: ModelConfig
+    module: str, lower: tuple[int, ...], upper: tuple[int, ...], model: ModelConfig, old: bool
 ) -> FusedParameter | None:
     """The parameter that factors A and B of these shapes update; None: the module is not all experts' own.
+    `old`: as PEFT had them at first. Shapes say it, but of a square parameter.
 
     Raises InvalidRequest if the model's experts have no such one.
     """
@@ -72,7 +73,8 @@ def parameter_of(
         if isinstance(spec, ExpertsSpec):
             hidden, width = spec.latent or model.hidden_size, spec.width
             sizes = {_GATE_UP if spec.gated else _UP: (hidden, width << spec.gated), _DOWN: (width, hidden)}
-            for turned in (False, True):
+            old &= not any(isinstance(kind, StackedTensor) and kind.transposed for kind in model.fused)
+            for turned in (old, not old):
                 for kind, (columns, rows) in sizes.items():
                     ends = (rows, columns) if turned else (columns, rows)
                     if (lower[1:], upper[:1]) == (ends[:1], ends[1:]):

@@ -36,6 +36,8 @@ MatrixCheck = Callable[[str, tuple[int, int]], None]
 """Takes the name of a matrix and the shape of its update; raises InvalidRequest if there is no such one."""
 
 _FACTOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])(\.default)?\.weight")
+_TURNED = (0, 19)
+"""The version of PEFT from which A of a parameter of all experts has its columns, as of other modules."""
 _FLOATS = ("F32", "F16", "BF16")
 _OTHERS = {
     "lora_magnitude_vector": "DoRA (lora_magnitude_vector)",
@@ -109,6 +111,7 @@ class PeftConfig:
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
     stabilized: bool  # rsLoRA, arXiv 2312.03732
+    old: bool = False  # whether a parameter of all experts has the factors' sides as PEFT had them at first
 
     @classmethod
     def read(cls, folder: Path) -> PeftConfig:
@@ -125,6 +128,7 @@ class PeftConfig:
                 {key: values.whole(ranks, key, least=1) for key in ranks},
                 {key: values.number(alphas, key) for key in alphas},
                 values.switch(raw, "use_rslora", False),
+                _is_old(raw.get("peft_version")),
             )
         except KeyError as error:
             raise _wrong(f"{CONFIG} of {folder} has no {error.args[0]}") from None
@@ -197,7 +201,7 @@ def read_adapter(
     def room(places: dict[str, TensorPlace]) -> HostTensors:
         copies.extend(name for name in places if copied(name, spelled))
         places = {name: place for name, place in places.items() if name not in copies}
-        pairs.extend(_pairs(places, folder, model, spelled))
+        pairs.extend(_pairs(places, folder, model, spelled, config.old))
         for pair in pairs:
             _check_pair(pair, config.rank_of(pair.name), most_rank)
         _check_matrices(pairs, model, folder, check)
@@ -221,9 +225,13 @@ def read_adapter(
 
 
 def _pairs(
-    places: Mapping[str, TensorPlace], folder: Path, model: ModelConfig, spelling: Callable[[str], str]
+    places: Mapping[str, TensorPlace],
+    folder: Path,
+    model: ModelConfig,
+    spelling: Callable[[str], str],
+    old: bool,
 ) -> Iterator[FactorPair]:
-    """Both factors of each module, in the order of their names."""
+    """Both factors of each module, in the order of their names. `old`: as of `parameter_of`."""
     factors: dict[str, dict[str, StoredFactor]] = {}
     for name, place in places.items():
         match = _FACTOR.fullmatch(name)
@@ -240,7 +248,7 @@ def _pairs(
         if len(pair) < 2:
             raise _wrong(f"module {module} of {folder} has no lora_{'A' if 'B' in pair else 'B'}")
         shapes = pair["A"].place.shape, pair["B"].place.shape
-        parameter = parameter_of(module, *shapes, model)
+        parameter = parameter_of(module, *shapes, model, old)
         yield FactorPair(module, spelling(f"{module}.weight"), pair["A"], pair["B"], parameter)
 
 
@@ -311,6 +319,12 @@ def _check_served(raw: Mapping[str, Any]) -> None:
     start = raw.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_OTHER_BASES):
         raise ValueError(f"init_lora_weights {start} changes the base model: convert the adapter to its own")
+
+
+def _is_old(version: Any) -> bool:
+    """Whether PEFT was older than `_TURNED`; one that says no version was older still."""
+    match = re.match(r"(\d+)\.(\d+)", version) if isinstance(version, str) else None
+    return match is None or (int(match[1]), int(match[2])) < _TURNED
 
 
 def _patterns(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
