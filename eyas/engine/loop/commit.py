@@ -39,7 +39,7 @@ class StepCommitter:
     new_uid: Callable[[], int]
     on_end: Callable[[Sequence], None]
     on_broken: Callable[[Generation], None]
-    tell: Callable[[], None] = lambda: None
+    tell: Callable[[], None]
 
     def commit(self, landed: SequenceOf[StepResult]) -> None:
         """Applies one step; results of requests cancelled meanwhile are dropped.

@@ -7,6 +7,7 @@ on one worker: a worker that is closed and hears nothing more opens again with t
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -62,7 +63,8 @@ class StagedWeights:
 
 class WeightStore(Protocol):
     """The weights of an engine, on all of its ranks. Its methods raise EyasError, which names what is wrong;
-    all but `write` and `check_join` are called by a thread beside the engine's, one at a time.
+    all but `write` and `check_join` are called by a thread beside the engine's, one at a time; `read` by one of
+    its own, since a join may wait for long, but never during a `drop`.
     """
 
     def stage(self, update: PrepareWeights) -> StagedWeights:
@@ -120,6 +122,8 @@ class WeightUpdates:
     away: Callable[[], bool]
     info: WeightsInfo = WeightsInfo()
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "weights"))
+    _reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "read weights"))
+    _reading: threading.Lock = field(default_factory=threading.Lock)
     _running: list[tuple[WeightsCall, Future[WeightsReply]]] = field(default_factory=list)
     _staged: tuple[PrepareWeights, StagedWeights] | None = None
     _quiet_from: float | None = None  # monotonic seconds; None: there is nothing to let go
@@ -151,7 +155,8 @@ class WeightUpdates:
         except EyasError as error:
             self._refuse(call.call, error)
             return
-        self._running.append((call, self._thread.submit(self._aside, command)))
+        thread = self._reader if isinstance(command, ReadWeight) else self._thread
+        self._running.append((call, thread.submit(self._aside, command)))
 
     def _check(self, command: PrepareWeights) -> None:
         if self._closing is not None:
@@ -177,12 +182,13 @@ class WeightUpdates:
             case PrepareWeights():
                 before, self._staged = self._staged, None
                 if before is not None:
-                    self.store.drop(before[1])
+                    self._let_go(before[1])
                 staged = self.store.stage(command)
                 self._staged = command, staged
                 reply = WeightsReply(staged.digest, staged.tensors, staged.nbytes)
             case ReadWeight(name=name, count=count):
-                reply = WeightsReply(numbers=self.store.read(name, count))
+                with self._reading:
+                    reply = WeightsReply(numbers=self.store.read(name, count))
             case JoinGroup():
                 self.store.join(command)
                 reply = WeightsReply()
@@ -241,7 +247,11 @@ class WeightUpdates:
         if self._staged is None or self._preparing:
             return
         staged, self._staged = self._staged[1], None
-        self._thread.submit(self.store.drop, staged)
+        self._thread.submit(self._let_go, staged)
+
+    def _let_go(self, staged: StagedWeights) -> None:
+        with self._reading:  # of what served before: its memory is the next update's
+            self.store.drop(staged)
 
     @property
     def _preparing(self) -> bool:
@@ -335,7 +345,8 @@ class WeightUpdates:
 
     def close(self) -> None:
         """Waits for nothing: the thread ends with the process."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for thread in (self._thread, self._reader):
+            thread.shutdown(wait=False, cancel_futures=True)
 
 
 def _aborted() -> WeightsChanged:
