@@ -8,6 +8,7 @@ rows once for all parts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -18,7 +19,7 @@ import torch
 
 from eyas.common.errors import InvalidRequest
 from eyas.engine.adapters.peft import PeftAdapter
-from eyas.engine.checkpoint.host_tensors import DTYPES, HostTensors, laid_out
+from eyas.engine.checkpoint.host_tensors import DTYPES, READERS, HostTensors, laid_out
 from eyas.engine.checkpoint.weights import WeightPlacement
 from eyas.engine.ipc.adapter_messages import LORA_PATH
 
@@ -205,10 +206,10 @@ class AdapterSites:
         for name, down in lower.items():
             memory.tensor(name).copy_(down)
         rooms, starts = memory.tensor(_NUMBERS).split(counts), list(accumulate(counts, initial=0))[:-1]
-        sites = self._on_host(self.gains if gains is None else gains)
-        for site, room, rank in zip(sites, rooms, ranks, strict=True):
-            if rank:
-                site.write(adapter, room)
+        sites = zip(self._on_host(self.gains if gains is None else gains), rooms, ranks, strict=True)
+        with ThreadPoolExecutor(READERS, "packing", lambda: torch.set_num_threads(1)) as packing:
+            for write in [packing.submit(site.write, adapter, room) for site, room, rank in sites if rank]:
+                write.result()
         places = torch.tensor(list(zip(starts, ranks, strict=True)))
         packed = PackedAdapter(adapter.id, adapter.rank, folder, places, memory)
         _check_finite(packed.numbers)

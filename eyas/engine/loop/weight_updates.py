@@ -63,8 +63,8 @@ class StagedWeights:
 
 class WeightStore(Protocol):
     """The weights of an engine, on all of its ranks. Its methods raise EyasError, which names what is wrong;
-    all but `write` and `check_join` are called by a thread beside the engine's, one at a time; `read` by one of
-    its own, since a join may wait for long, but never during a `drop`.
+    all but `write` and `check_join` are called by a thread beside the engine's, one at a time; `read` by one
+    of its own, since a join may wait for long, but never during a `drop`.
     """
 
     def stage(self, update: PrepareWeights) -> StagedWeights:
