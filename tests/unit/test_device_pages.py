@@ -109,7 +109,7 @@ class Watch(StepExecutor):
         """Of the head; and of the executor, whose rows are handed on."""
         return super().features(of) if isinstance(of, list) else of
 
-    def logits(self, x, picked: torch.Tensor | None = None, out: None = None) -> torch.Tensor:
+    def logits(self, x, picked=None, out=None, adapters=None) -> torch.Tensor:
         count = x.shape[0] if picked is None else picked.shape[0]
         return -torch.arange(VOCAB, dtype=torch.float32).sub(DRAFT).abs().repeat(count, 1)
 
