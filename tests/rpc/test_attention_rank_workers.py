@@ -71,12 +71,14 @@ def _request(name: str, prompt: int) -> GenerationRequest:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "within_s"), [("killed", 5), pytest.param("stopped", 12, marks=pytest.mark.slow)]
+    ("how", "within_s"), [("killed", 5), pytest.param("stopped", 40, marks=pytest.mark.slow)]
 )
 async def test_a_lost_rank_ends_its_worker_and_every_request(
     worker: subprocess.Popen[str], how: str, within_s: float
 ) -> None:
-    """One that decodes on each rank; both are told UNAVAILABLE, which asks a gateway to go elsewhere."""
+    """One that decodes on each rank; both are told UNAVAILABLE, which asks a gateway to go elsewhere. A rank
+    that stands still is given up after 12 s, or 16 of its slowest steps, as a busy machine took them.
+    """
     address = await _ready(worker)
     rank = _rank(worker)
     async with rpc.channel(address) as channel:

@@ -172,7 +172,7 @@ def test_the_sum_over_ranks_is_found_as_it_is_launched(tmp_path: Path, cache: Pa
     """With a residual and sums in narrow steps, without in wide ones: the keys are those of real tensors."""
     model = write_tiny_llama(tmp_path / "model", tied=False, hidden=512)
     told = _told(SUMS, json.dumps([str(model), dtype]))
-    assert told["kernels"] == sorted(PLAIN | {"_sum_over_ranks"})
+    assert told["kernels"] == sorted(PLAIN | {"_add_parts", "_sum_over_ranks"})  # few tiles of a long prompt
     assert len(told["found"]) == 2
     assert told["found"] == told["launched"]
     assert len(list(cache.rglob("_sum_over_ranks.cubin"))) == 2
@@ -221,7 +221,7 @@ def test_a_batch_without_a_graph_has_its_kernels(tmp_path: Path, cache: Path) ->
     spec, kernels = SPECULATION["plain"]
     every = _recorded(tmp_path, spec)
     assert _recorded(tmp_path, spec, cuda_graph_bs=[1]) == every
-    assert set(every) == kernels
+    assert set(every) == kernels | {"_add_parts"}  # few tiles of a long prompt
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "qwen3_moe"])
