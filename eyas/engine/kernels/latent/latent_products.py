@@ -21,13 +21,12 @@ from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
 from eyas.engine.kernels.products.rope_store import rotated, store_halves
 from eyas.engine.kernels.products.skinny import RotaryInput, empty_padded
 
-_FEW = 16  # rows of a program, where there are no more or parts are added up
+_FEW = 16  # rows of a program, where there are no more (it asks for its weights first) or parts are added up
 _MANY = 64
 _COLUMNS = 128  # of a program
 _ALONE = 2  # rows in parts: up to this number each is taken alone
 _NARROW = 16  # columns of a program that takes such a row
 _APART = 8  # rows in parts: up to this number a launch of its own adds them up
-_SOME = 32  # rows of a program that asks for its weights before it waits
 _PARTS = 16  # of a row that are added up at a time
 _ADDED = 256  # columns of a program that does so
 _PROGRAMS = 128  # fewer than that are cut into narrower ones
@@ -81,8 +80,8 @@ def values(
     parted = mixed if isinstance(mixed, PartialResults) else None
     source = mixed.parts[0] if isinstance(mixed, PartialResults) else mixed
     (m, heads, latent), width = source.shape, factor.shape[1]
-    ahead = parted is None and m <= _SOME and not exact
-    rows = max(_FEW, power_of_2(m)) if ahead else _MANY if parted is None else _FEW
+    ahead = parted is None and m <= _FEW and not exact
+    rows = _FEW if ahead or parted is not None else _MANY
     columns = max(16, min(_COLUMNS, power_of_2(width)))
     if not exact and columns > 32 and heads * cdiv(m, rows) * cdiv(width, columns) < _PROGRAMS:
         columns = 32
