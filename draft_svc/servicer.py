@@ -129,6 +129,7 @@ def _commit_from_pb(pb: draft_pb2.DraftCommit) -> DraftCommit:
         steps=pb.steps,
         topk=pb.topk,
         draft_tokens=pb.draft_tokens,
+        lent=pb.lent,
     )
 
 

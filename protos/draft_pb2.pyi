@@ -65,7 +65,7 @@ class DraftOpen(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., choice: _Optional[int] = ..., handle: _Optional[_Union[_common_pb2.KvHandle, _Mapping]] = ..., attempt: _Optional[int] = ..., place: _Optional[int] = ...) -> None: ...
 
 class DraftCommit(_message.Message):
-    __slots__ = ("seq", "generation", "base_len", "tokens", "features", "steps", "topk", "draft_tokens")
+    __slots__ = ("seq", "generation", "base_len", "tokens", "features", "steps", "topk", "draft_tokens", "lent")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class DraftCommit(_message.Message):
     STEPS_FIELD_NUMBER: _ClassVar[int]
     TOPK_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LENT_FIELD_NUMBER: _ClassVar[int]
     seq: int
     generation: int
     base_len: int
@@ -82,7 +83,8 @@ class DraftCommit(_message.Message):
     steps: int
     topk: int
     draft_tokens: int
-    def __init__(self, seq: _Optional[int] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., features: _Optional[bytes] = ..., steps: _Optional[int] = ..., topk: _Optional[int] = ..., draft_tokens: _Optional[int] = ...) -> None: ...
+    lent: int
+    def __init__(self, seq: _Optional[int] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., features: _Optional[bytes] = ..., steps: _Optional[int] = ..., topk: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., lent: _Optional[int] = ...) -> None: ...
 
 class DraftClose(_message.Message):
     __slots__ = ("seq", "generation")

@@ -25,6 +25,7 @@ from eyas.engine.batch.sequence import RingPlace, Sequence, SequenceWork
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.tree import DraftCounts
 from eyas.engine.device.slot_table import BEGINNING, SlotOccupant, SlotTable
+from eyas.engine.ipc import lending
 from eyas.engine.ipc.draft_channel import MailChannel, OfferedChannel, answer
 from eyas.engine.ipc.mailbox import PAGE
 from eyas.engine.ipc.messages import DraftChannel, DraftClosed, DraftDown, DraftProposal
@@ -195,6 +196,19 @@ def test_a_sequence_is_begun_only_where_a_device_posts_its_rounds(pair: GpuPair)
     pair.drafter._spec = SPEC
     taken = [pair.offered.take_place(WORKER, 90 + i, by_device=True) for i in range(PLACES - 1)]
     assert all(taken) and not pair.drafter.begin(first, 2), "no place is left"
+
+
+def test_large_features_are_lent_beside_their_commit(pair: GpuPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lending, "LEAST_BYTES", 4 * WIDTH + 1)
+    (seq,) = _sequences(pair.drafter, 1)
+    rows = torch.arange(2.0 * WIDTH).view(2, WIDTH)
+    pair.drafter.post([AcceptedRows(seq, 4, [9, 10], rows, SPEC), AcceptedRows(seq, 6, [11], rows[:1], SPEC)])
+    ups = pair.drafter.outgoing()
+    first, second = [commit for up in ups for commit in up.commits]
+    assert (first.features, first.lent, second.lent) == (b"", 1, 0)
+    assert second.features == rows[:1].numpy().tobytes()
+    assert pair.answered.fetch(PEER, 1) == rows.numpy().tobytes()
+    assert pair.answered.fetch(PEER, 1) == b"" == pair.answered.fetch(PEER + 1, 1)
 
 
 def test_rounds_count_on_a_drafter_that_has_answered(pair: GpuPair) -> None:

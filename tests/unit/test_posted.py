@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import numpy as np
 import pytest
 from fake_gpu import FakeDriver
@@ -63,6 +64,17 @@ class MailDrive(Drive):
         nodes = words[at] & 0xFFFFFFFF
         assert {word >> 32 for word in words[at : at + nodes + 1]} == {words[at] >> 32}
         return words[at] >> 32, [word & 0xFFFFFFFF for word in words[at + 1 : at + 1 + nodes]]
+
+
+def test_features_that_were_lent_are_fetched_or_close_their_sequence() -> None:
+    drive = MailDrive()
+    commit = _commit(3, 10)
+    lent = {7: commit.features}
+    drive.engine._channels.fetch = lambda peer, number: lent.pop(number, b"")  # type: ignore[method-assign]
+    for closed in (0, 1):
+        found = drive.up(_open(1, base=3, place=2), msgspec.structs.replace(commit, features=b"", lent=7))[1]
+        assert len(found) == closed
+    assert len(drive.seen) == 1 and drive.seen[0].features.numpy().tobytes() == commit.features
 
 
 def test_a_round_becomes_a_commit_and_its_drafts_are_left_there() -> None:

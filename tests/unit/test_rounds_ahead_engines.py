@@ -18,6 +18,7 @@ import torch
 
 from eyas.common.config import EngineConfig
 from eyas.engine.batch.tables import SlotTables
+from eyas.engine.ipc import lending
 from eyas.engine.ipc.mailbox import MailLayout
 from eyas.engine.ipc.row_ring import tag
 from eyas.engine.kernels.drafts.rounds import RoundBatch
@@ -86,6 +87,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> PatientDrafter:
 
     own_gpus(monkeypatch)
     monkeypatch.setattr(mailbox, "MOST_POLLS", 2)
+    monkeypatch.setattr(lending, "LEAST_BYTES", 1)
     monkeypatch.setattr(mailbox, "fetch", Patient())
     monkeypatch.setattr(draft_build, "from_gpu_to_gpu", by_name)
     monkeypatch.setattr("eyas.engine.speculation.draft_worker.mailed_rounds.MOST_POLLS", 4)

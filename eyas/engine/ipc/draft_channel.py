@@ -17,8 +17,12 @@ import socket
 from pathlib import Path
 from struct import Struct
 
+import numpy as np
+from numpy.typing import NDArray
+
 from eyas.common.config import MOST_NODES
 from eyas.common.errors import ConfigError
+from eyas.engine.ipc.lending import Borrower, Lender
 from eyas.engine.ipc.mailbox import STORES_IN_ORDER, DraftMailbox, MailLayout
 from eyas.engine.ipc.messages import DraftChannel
 from eyas.engine.ipc.row_ring import LocalGpu, RowMemory
@@ -27,7 +31,6 @@ from kv_transfer.host_files import HostFile, is_ours, listen_at
 
 MOST_BYTES = 1 << 30  # of all that both map
 CONNECT_S = 1.0  # to a socket that listens already
-_BYTES = 4096  # of the socket, read at once
 _ANSWER = Struct("<Q")  # bytes of the ring of rows; 0: there is none
 
 
@@ -44,6 +47,7 @@ class MailChannel:
         self.rows = rows
         self.gone = False
         self._free = list(range(mailbox.places - 1, -1, -1))
+        self._lender, self._borrower = Lender(peer), Borrower(peer)
         peer.setblocking(False)
 
     @property
@@ -74,17 +78,23 @@ class MailChannel:
     def listen(self) -> None:
         """Clears the wake-up of this end, or notices that the other end has gone."""
         try:
-            while self._socket.recv(_BYTES):
-                pass
-            self.gone = True
-        except BlockingIOError:
-            pass  # there is no more
+            self.gone = not self._borrower.listen() or self.gone
         except ConnectionError:
             self.gone = True
+
+    def lend(self, data: NDArray[np.float32]) -> int:
+        """The number by which the other end fetches these bytes; 0: they have to go with their message."""
+        return self._lender.lend(data)
+
+    def fetch(self, number: int) -> bytes | None:
+        """What the other end has lent by this number; None: nothing."""
+        self.listen()
+        return self._borrower.fetch(number)
 
     def close(self) -> None:
         """Lets go of the memory, and tells the other end."""
         self._socket.close()
+        self._borrower.close()
         self.mailbox.close()
         if self.rows is not None:
             self.rows.close()

@@ -124,7 +124,8 @@ class DraftCommit(TaggedMessage, frozen=True):
 
     Row j is (feature of position base_len + j, token base_len + j + 1). `features`: float32 little-endian,
     [len(tokens), head width]. `steps`, `topk`, `draft_tokens`: the shape of the proposal. `place`: where its
-    features are in this worker's ring of rows, and `features` is empty; -1: they are here.
+    features are in this worker's ring of rows, and `features` is empty; -1: they are here. `lent`: by which
+    number they came beside this, and `features` is empty (`eyas.engine.ipc.lending`); 0: they are here.
     """
 
     seq: int
@@ -136,6 +137,7 @@ class DraftCommit(TaggedMessage, frozen=True):
     topk: int = 1
     draft_tokens: int = 0
     place: int = -1
+    lent: int = 0
 
 
 class DraftClose(TaggedMessage, frozen=True):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -27,6 +27,7 @@ from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.mailbox import DraftMailbox
 from eyas.engine.ipc.messages import (
     DraftClosed,
+    DraftCommit,
     DraftDown,
     DraftPeerGone,
     DraftProposal,
@@ -172,7 +173,13 @@ class DraftEngine:
         """By the front: the channel that it may offer comes first."""
         if up.channel is not None and (reason := self._channels.answer(up.peer, up.channel)):
             self._link.send([DraftDown(no_channel=reason, peer=up.peer)])
-        self._sequences.up(up)
+        self._sequences.up(msgspec.structs.replace(up, commits=tuple(self._whole(up.peer, up.commits))))
+
+    def _whole(self, peer: int, commits: Iterable[DraftCommit]) -> Iterator[DraftCommit]:
+        """Commits with their features; those that were lent and are not there stay without."""
+        for one in commits:
+            features = self._channels.fetch(peer, one.lent) if one.lent else one.features
+            yield msgspec.structs.replace(one, features=features, lent=0) if one.lent else one
 
     def _peer_gone(self, gone: DraftPeerGone) -> None:
         self._channels.end(gone.peer)

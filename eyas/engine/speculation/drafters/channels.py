@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ConfigError
@@ -124,6 +126,13 @@ class DecodeChannels:
         for worker in [*self._offers, *self._channels]:
             self.end(worker)
 
+    def lend(self, worker: str, data: NDArray[np.float32]) -> int:
+        """The number by which this worker fetches these bytes past the fronts; 0: it cannot. Hosts that wake
+        each other by the socket keep it for that.
+        """
+        channel = self._channels.get(worker)
+        return 0 if channel is None or channel.rows is None else channel.lend(data)
+
     def wake(self, workers: Iterable[str]) -> None:
         """These have something to look for."""
         for worker in workers:
@@ -193,6 +202,11 @@ class DraftChannels:
         """Where features of a peer's sequences are, if they come from GPU to GPU."""
         channel = self._channels.get(peer)
         return None if channel is None else channel.rows
+
+    def fetch(self, peer: int, number: int) -> bytes:
+        """What a peer has lent by this number; empty: nothing."""
+        channel = self._channels.get(peer)
+        return (channel.fetch(number) if channel is not None else None) or b""
 
     def mailbox(self, peer: int) -> DraftMailbox | None:
         """Where rounds and drafts of a peer's sequences go, if there is such a place."""

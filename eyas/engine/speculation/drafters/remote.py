@@ -188,7 +188,7 @@ class RemoteDrafter(Drafter):
         """By the mailbox (True) if it asks for what the last by the front asked for; else by the front."""
         proposing, place = commit.spec is not None, None if followed.mailed else followed.place
         if place is None or proposing != followed.proposing:
-            self._outbox[followed.worker].commits.append(_message(commit, followed.generation))
+            self._outbox[followed.worker].commits.append(self._message(commit, followed))
             self._sent[GRPC] += 1
             followed.proposing = proposing
             return False
@@ -198,6 +198,22 @@ class RemoteDrafter(Drafter):
         mailbox.post(place.number, followed.generation, commit.base, commit.tokens, features)
         self._sent[SHM] += 1
         return True
+
+    def _message(self, commit: AcceptedRows, followed: _FollowedSequence) -> DraftCommit:
+        """For the front. Large features go beside it, where there is a way."""
+        want, features = commit.spec, _floats(commit.features)
+        lent = self._channels.lend(followed.worker, features)
+        return DraftCommit(
+            seq=commit.seq.uid,
+            generation=followed.generation,
+            base_len=commit.base,
+            tokens=tuple(commit.tokens),
+            features=b"" if lent else features.tobytes(),
+            steps=want.steps if want else 0,
+            topk=want.topk if want else 1,
+            draft_tokens=want.draft_tokens if want else 1,
+            lent=lent,
+        )
 
     def deliver(self, down: DraftDown) -> list[tuple[KvHandle, int]]:
         """Proposals, and sequences that the worker dropped.
@@ -303,21 +319,6 @@ class RemoteDrafter(Drafter):
             DraftUp(tuple(o.opens), tuple(o.commits), tuple(o.closes), o.channel, worker=w)
             for w, o in box.items()
         ]
-
-
-def _message(commit: AcceptedRows, generation: int) -> DraftCommit:
-    """For the front."""
-    want = commit.spec
-    return DraftCommit(
-        seq=commit.seq.uid,
-        generation=generation,
-        base_len=commit.base,
-        tokens=tuple(commit.tokens),
-        features=_floats(commit.features).tobytes(),
-        steps=want.steps if want else 0,
-        topk=want.topk if want else 1,
-        draft_tokens=want.draft_tokens if want else 1,
-    )
 
 
 def _floats(features: torch.Tensor | DeviceRows) -> NDArray[np.float32]:
