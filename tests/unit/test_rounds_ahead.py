@@ -67,6 +67,7 @@ class AheadDrive(MailDrive):
 
     def __init__(self) -> None:
         super().__init__()
+        self.memory._writer = b"another"
         gpu = LocalGpu(FakeDriver(), "float32", lambda: None)
         place = MailLayout(KEPT, OFFER.nodes)
         self.box = DraftMailbox(memoryview(mmap.mmap(-1, place.nbytes(PLACES))), place, PLACES, gpu)
@@ -158,6 +159,11 @@ def test_what_the_device_cannot_take_goes_by_the_host(drive: AheadDrive) -> None
     drive.post(2, 1, 5, 12)
     drive.hear()
     assert not drive.device.launched and drive.seen[-1].tokens == [12]
+    drive.device.wait.place = drive.box.place
+    drive.memory._writer = b"gpu-a"  # its own GPU, which a batch that waits would take from its peer
+    drive.post(2, 1, 6, 13)
+    drive.hear()
+    assert not drive.device.launched and drive.seen[-1].tokens == [13]
 
 
 def test_no_batch_goes_beyond_the_context_or_the_pages(drive: AheadDrive) -> None:

@@ -20,7 +20,7 @@ from eyas.common.config import EngineConfig
 from eyas.engine.batch.tables import SlotTables
 from eyas.engine.ipc import lending
 from eyas.engine.ipc.mailbox import MailLayout
-from eyas.engine.ipc.row_ring import tag
+from eyas.engine.ipc.row_ring import RowMemory, tag
 from eyas.engine.kernels.drafts.rounds import RoundBatch
 from eyas.engine.kernels.exchange import mail_rounds, mailbox
 from eyas.engine.kernels.exchange.mail_rounds import HeardRows, MailWait
@@ -90,6 +90,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> PatientDrafter:
     monkeypatch.setattr(lending, "LEAST_BYTES", 1)
     monkeypatch.setattr(mailbox, "fetch", Patient())
     monkeypatch.setattr(draft_build, "from_gpu_to_gpu", by_name)
+    monkeypatch.setattr(RowMemory, "apart", True)
     monkeypatch.setattr("eyas.engine.speculation.draft_worker.mailed_rounds.MOST_POLLS", 4)
     monkeypatch.setattr("eyas.engine.speculation.draft_worker.draft_engine.BUSY_S", 30.0)
     patient = PatientDrafter()

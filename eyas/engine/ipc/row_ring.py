@@ -87,8 +87,10 @@ class LocalGpu:
 class RowMemory:
     """A ring's memory as this process sees it, until `close`."""
 
-    def __init__(self, ring: RowRing, gpu: LocalGpu, memory: GpuMemory) -> None:
+    def __init__(self, ring: RowRing, gpu: LocalGpu, memory: GpuMemory, writer: bytes) -> None:
+        """`writer`: the uuid of the GPU whose steps fill it."""
         self.ring = ring
+        self._writer = writer
         self.gpu = gpu
         self._memory = memory
 
@@ -110,7 +112,7 @@ class RowMemory:
         if reason := gpu.driver.obstacle(offer.gpu):
             raise ConfigError(reason)
         try:
-            return cls(ring, gpu, gpu.driver.allocate(ring.nbytes))
+            return cls(ring, gpu, gpu.driver.allocate(ring.nbytes), offer.gpu)
         except DriverError as error:
             raise ConfigError(str(error)) from None
 
@@ -121,9 +123,14 @@ class RowMemory:
         if size < ring.nbytes:
             raise ConfigError("the draft worker's ring is not as large as was agreed")
         try:
-            return cls(ring, gpu, gpu.driver.map(descriptor, size))
+            return cls(ring, gpu, gpu.driver.map(descriptor, size), offer.gpu)
         except DriverError as error:
             raise ConfigError(str(error)) from None
+
+    @property
+    def apart(self) -> bool:
+        """Are its rows written by another GPU? One that two processes share gives its time to one of them."""
+        return self._writer != self.gpu.driver.uuid
 
     @property
     def size(self) -> int:

@@ -60,8 +60,8 @@ class MailProgram:
     def run(self) -> None:
         """Waits, drafts and answers. The same calls run at once and into a graph."""
         state, heard, rows = self._state, self._heard, self._heard.rows
-        mail_rounds.hear(self._batch, self._wait, heard)
         self._lost.zero_()
+        mail_rounds.hear(self._batch, self._wait, heard)
         row_ring.take(heard.rings, self._owners, self._features, self._lost)
         rounds = DecodeRows(heard.slots, rows.starts, heard.few)
         certain = ForwardRows(rows.tokens, rows.positions, rows.kv_rows, rounds, firsts=state.firsts)

@@ -2,8 +2,8 @@
 
 While a batch waits on the device nothing may change what it was launched with, pages above all: whoever
 changes sequences calls `stop` before. Everything that a device cannot see to is the host's own way, which
-takes the same words: the first rows of a sequence, peers of another layout, several peers at once, whose
-steps end at different times.
+takes the same words: the first rows of a sequence, peers of another layout, a peer on this worker's own GPU,
+whose steps a batch that waits would hold up, several peers at once, whose steps end at different times.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class RoundsAhead:
         if rounds is None or mailbox is None or rows is None or not followed.mailed:
             return False
         fits = mailbox.place == rounds.wait.place and rows.ring.row_bytes == rounds.wait.row_bytes
-        there = mailbox.on_device and followed.open.place < min(mailbox.places, rows.ring.places)
+        there = (
+            rows.apart and mailbox.on_device and followed.open.place < min(mailbox.places, rows.ring.places)
+        )
         idle = followed.is_here and not followed.commits and followed.next_request is not None
         inside = followed.first + followed.end + rounds.few < self._sequences.context_length
         if not (fits and there and idle and inside and rounds.seated(followed.owner(key))):
