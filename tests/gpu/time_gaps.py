@@ -115,7 +115,9 @@ def ways(cluster: Clocked, chosen: Sequence[str], largest: int) -> Iterator[str]
     engine = cluster.workers["unified"].engine
     tables, runner = engine._scheduler.tables, engine._loop.runner
     usual: BatchLimits = tables.limits
-    before = replace(usual, chunk_tokens=largest, mixed_prefill_budget=runner.prompt_rows)
+    before = replace(
+        usual, chunk_tokens=largest, mixed_prefill_budget=runner.prompt_rows, long_prompt_rows=None
+    )
     for way in chosen:
         scheduler.MANY_STEPS = 1 if way == LARGE else STEPS
         if way == LARGE:
@@ -123,7 +125,8 @@ def ways(cluster: Clocked, chosen: Sequence[str], largest: int) -> Iterator[str]
         elif way == USUAL:
             tables.limits = usual
         else:
-            tables.limits = replace(usual, mixed_prefill_budget=capped(usual, int(way)))
+            rows = capped(usual, int(way))
+            tables.limits = replace(usual, mixed_prefill_budget=rows, long_prompt_rows=None)
         yield way
 
 

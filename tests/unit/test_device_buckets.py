@@ -84,6 +84,16 @@ def test_rounds_leave_room_for_prompts() -> None:
     assert GraphBuckets(1, 4, (), (), 100).mixed_prefill_budget(7, False) == 93
 
 
+def test_a_long_prompt_has_half_of_these_rows_and_a_graph_too() -> None:
+    buckets = GraphBuckets(1, 32, (8, 48, 256), (8, 48, 256), 3072, 512)
+    captured = set(buckets.captured())
+    for batch in range(1, 257):
+        rows, half = buckets.mixed_prefill_budget(batch, False), buckets.long_prompt_rows(batch)
+        assert rows / 3 < half <= rows / 2 and buckets.shape(batch, half, -(-half // 32), 1) in captured
+    assert buckets.long_prompt_rows(48) == 256 - 48
+    assert GraphBuckets(1, 4, (), (), 100).long_prompt_rows(7) == 93, "all steps alike"
+
+
 def test_a_step_of_prompts_as_small_as_a_mixed_one_has_a_graph_beside_rounds() -> None:
     """However many prompt rows wait."""
     for tokens in (40, 100, 200, 384):

@@ -19,6 +19,7 @@ from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.ipc.messages import AttachKv, CancelGeneration, OpenPull, PullReady
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
+from eyas.engine.scheduling import scheduler
 
 
 def _apply(rig: Rig, works: list[SequenceWork], token: int = 1) -> None:
@@ -107,6 +108,45 @@ def test_prompts_beside_rounds_are_cut_small_until_many_wait(waiting: int, expec
     rounds, chunk = rig.scheduler.schedule()
     assert (rounds.round, chunk.round) == (True, False)
     assert len(chunk.tokens) == expected
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        pytest.param([20], [3], id="long"),
+        pytest.param([12], [8], id="not long"),
+        pytest.param([20, 18], [3, 3], id="two"),
+        pytest.param([20, 5], [3, 5], id="a short one behind"),
+        pytest.param([40], [9], id="many tokens"),
+    ],
+)
+def test_a_long_prompt_leaves_room_beside_rounds(
+    prompts: list[int], expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "LONG_PROMPT", 14)
+    rig = Rig(max_running=8)
+    rig.scheduler.tables.limits = replace(
+        rig.scheduler.limits,
+        chunk_tokens=9,
+        mixed_prefill_budget=lambda _, many: 9 if many else 8,
+        long_prompt_rows=lambda rounds: 2 + rounds,
+    )
+    rig.submit(request(2, max_tokens=9, id="running"))
+    _apply(rig, rig.scheduler.schedule())
+    for number, count in enumerate(prompts):
+        rig.submit(request(tuple(range(50 * number + 20, 50 * number + 20 + count)), id=str(number)))
+    rounds, *chunks = rig.scheduler.schedule()
+    assert rounds.round and [len(chunk.tokens) for chunk in chunks] == expected
+
+
+def test_long_prompts_have_all_rows_where_nothing_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "LONG_PROMPT", 14)
+    rig = Rig(max_running=4)
+    rig.scheduler.tables.limits = replace(
+        rig.scheduler.limits, chunk_tokens=9, mixed_prefill_budget=lambda *_: 8, long_prompt_rows=lambda _: 3
+    )
+    rig.submit(request(tuple(range(20, 40)), id="long"))
+    assert [len(work.tokens) for work in rig.scheduler.schedule()] == [9]
 
 
 def test_a_prompt_alone_has_more_rows_than_several_together(monkeypatch: pytest.MonkeyPatch) -> None:

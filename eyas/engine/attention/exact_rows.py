@@ -6,11 +6,12 @@ planned attention takes part: its kernels follow the step's shape, and come when
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
 
-from eyas.engine.attention.beside import PrefillStream
+from eyas.engine.attention.beside import RoundsStream, apart
 from eyas.engine.attention.rows import RowLimits
 from eyas.engine.batch.rows import ForwardRows
 from eyas.engine.kernels.attention.attend import QueryRows
@@ -34,7 +35,7 @@ class ExactAttention:
         kv = PagedKv(sample, tables)
         group = heads // kv.kv_heads
         shared = AttentionCut.most_shared(most.batch, most.width, group, kv.kv_heads, kv.dim)
-        self._beside = PrefillStream(cuda=sample.is_cuda)
+        self._beside = RoundsStream(cuda=sample.is_cuda)
         self._launch = ExactLaunch.on(kv, heads, most.batch * most.width, pdl, shared=shared)
 
     def __call__(
@@ -44,18 +45,20 @@ class ExactAttention:
         tables = self.tables if rows.table is None else rows.table
         kv, out = PagedKv(layer, tables, scores, rows.firsts), empty_padded(*q.shape, like=q)
         first = sum(group.rows for group in rows.groups)
-        rounds = partial(self._rounds, q, kv, rows, out)
         if rows.tiles is None:
-            rounds()
-        else:
-            chunks = partial(attend_chunks_exactly, q[first:], kv, rows.tiles, out=out[first:])
-            self._beside.run(rows.count, chunks, rounds)
+            self._rounds(q, kv, rows, out, self._launch)
+            return out.view(q.shape[0], -1)
+        chunks = partial(attend_chunks_exactly, q[first:], kv, rows.tiles, out=out[first:])
+        launch = replace(self._launch, pdl=False) if apart(rows.count) else self._launch
+        self._beside.run(rows.count, chunks, partial(self._rounds, q, kv, rows, out, launch))
         return out.view(q.shape[0], -1)
 
-    def _rounds(self, q: torch.Tensor, kv: PagedKv, rows: ForwardRows, out: torch.Tensor) -> None:
+    def _rounds(
+        self, q: torch.Tensor, kv: PagedKv, rows: ForwardRows, out: torch.Tensor, launch: ExactLaunch
+    ) -> None:
         first = 0
         for group in rows.groups:
             queries = QueryRows(group.slots, group.starts, group.width, group.mask, group.extent)
             own = slice(first, first + group.rows)
-            attend_exactly(q[own], kv, queries, self._launch, out=out[own])
+            attend_exactly(q[own], kv, queries, launch, out=out[own])
             first += group.rows

@@ -7,12 +7,12 @@ the rounds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
-from eyas.engine.attention.beside import PrefillStream
+from eyas.engine.attention.beside import RoundsStream, apart
 from eyas.engine.attention.prompts import PromptAttention
 from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.checkpoint.config import ModelConfig
@@ -65,7 +65,7 @@ class PagedAttention:
             kv = PagedKv(sample, tables)
             self._launches[kind] = AttentionLaunch.on(kv, heads, most.batch, most.width, pdl)
         self._tile = max(tile_rows(heads, kv_heads) for kv_heads, _ in self._launches)
-        self._beside = PrefillStream(cuda=sample.is_cuda)
+        self._beside = RoundsStream(cuda=sample.is_cuda)
 
     def __call__(
         self, q: torch.Tensor, layer: torch.Tensor, rows: ForwardRows, scores: ScoreScaling
@@ -84,16 +84,22 @@ class PagedAttention:
     def _both(self, q: torch.Tensor, kv: PagedKv, rows: ForwardRows, out: torch.Tensor) -> None:
         first = sum(group.rows for group in rows.groups)
         chunks = partial(self._chunks, q[first:], kv, rows, out[first:])
-        self._beside.run(rows.count, chunks, partial(self._groups, q, kv, rows.groups, out))
+        late = apart(rows.count)
+        self._beside.run(rows.count, chunks, partial(self._groups, q, kv, rows.groups, out, late=late))
 
-    def _groups(self, q: torch.Tensor, kv: PagedKv, groups: list[DecodeRows], out: torch.Tensor) -> None:
-        first = 0
+    def _groups(
+        self, q: torch.Tensor, kv: PagedKv, groups: list[DecodeRows], out: torch.Tensor, *, late: bool = False
+    ) -> None:
+        """`late`: behind all of the kernel before."""
+        first, launch = 0, self._launches[kv.kv_heads, kv.dim]
+        if late:
+            launch = replace(launch, pdl=False)
         for group in groups:
             chain = group.together and kv.scores is not None and kv.scores.window
             mask = None if chain else group.mask
             queries = QueryRows(group.slots, group.starts, group.width, mask, group.extent)
             own = slice(first, first + group.rows)
-            attend(q[own], kv, queries, self._launches[kv.kv_heads, kv.dim], out=out[own])
+            attend(q[own], kv, queries, launch, out=out[own])
             first += group.rows
 
     def _chunks(self, q: torch.Tensor, kv: PagedKv, rows: ForwardRows, out: torch.Tensor) -> None:

@@ -71,6 +71,16 @@ class GraphBuckets:
             return max(most - batch * self.width, self._least)
         return self._chunks(_next(self.mixed_batches, batch) or batch)[-1]
 
+    def long_prompt_rows(self, batch: int) -> int:
+        """The most of these rows that one long prompt has where not many wait: about half of them, with which
+        the step has a captured shape too.
+        """
+        rows = self.mixed_prefill_budget(batch, False)
+        if not self.mixed_tokens:
+            return rows
+        sizes = self._chunks(_next(self.mixed_batches, batch) or batch)
+        return max((size for size in sizes if size <= rows // 2), default=sizes[0])
+
     def shape(
         self, batch: int, chunk: int, tiles: int, ends: int, singles: int = 0, prompts: int = 0
     ) -> StepShape:
@@ -138,7 +148,10 @@ class GraphBuckets:
         """Prompt rows of the captured steps with `batch` rounds."""
         taken = batch * self.width
         end = self.mixed_tokens + 1
-        totals = (*range(2 * GRAIN, min(FINE + 1, end), GRAIN), *range(FINE + 2 * GRAIN, end, 2 * GRAIN))
+        totals = (
+            *range(2 * GRAIN, min(FINE + 1, end), GRAIN),
+            *range(FINE + 2 * GRAIN, end, 2 * GRAIN),
+        )
         return tuple(total - taken for total in totals if total - taken >= self._least) or (self._least,)
 
     @property

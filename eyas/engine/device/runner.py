@@ -299,8 +299,15 @@ class DeviceRunner:
         """The number of prompt rows a rank with this number of rounds should have; `many`: whether
         many wait.
         """
-        buckets = self._buckets if self._depths is None else self._depths.beside_prompts()
-        return buckets.mixed_prefill_budget(rounds, many)
+        return self._beside_prompts.mixed_prefill_budget(rounds, many)
+
+    def long_prompt_rows(self, rounds: int) -> int:
+        """Those of them that one long prompt should have, if not many wait."""
+        return self._beside_prompts.long_prompt_rows(rounds)
+
+    @property
+    def _beside_prompts(self) -> GraphBuckets:
+        return self._buckets if self._depths is None else self._depths.beside_prompts()
 
     def copy_page(self, source: int, target: int) -> None:
         """Copies a page of one rank, between the steps launched before and those after."""

@@ -308,6 +308,7 @@ def _device_core(loaded: EngineSpec, start: EngineStart) -> tuple[EngineSpec, _S
         loaded.round_rows,
         rounds_ahead=rounds_ahead(loaded),
         mixed_prefill_budget=_prompt_rows(device.runner.prompt_rows, config, most.rows),
+        long_prompt_rows=device.runner.long_prompt_rows,
         yields=GPU_YIELD,
     )
     elsewhere = loaded.head is not None and not loaded.drafts_here

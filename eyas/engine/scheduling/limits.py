@@ -27,6 +27,12 @@ GPU_YIELD = PromptYield(500.0, 12.0)
 """Of a GPU's prompts. Where more come than are computed, the longest wait in the order of their arrival."""
 
 
+LONG_PROMPT = 2048
+"""A prompt of more tokens has half of a step's prompt rows while others decode: its own first token is far
+off, and each of theirs comes sooner. Other prompts have the rows that it leaves.
+"""
+
+
 @dataclass(frozen=True)
 class BatchLimits:
     """Sizes that bound a step.
@@ -37,6 +43,8 @@ class BatchLimits:
     pages. It is larger where the next round is launched before the result of the current one is known.
     `mixed_prefill_budget`: (number of decoding sequences, whether many prompt tokens wait) -> prompt rows
     that may run in the same step. None: `chunk_tokens`.
+    `long_prompt_rows`: (number of decoding sequences) -> those of them that one prompt of more than
+    `LONG_PROMPT` tokens may have, unless many wait. None: all of them.
     `room`: what a step may take; where more sequences decode than that has room for, requests take turns.
     None: all decode in every step. For devices on which a step's time grows with its rows.
     `yields`: how long a prompt lets shorter ones pass; by default none does.
@@ -48,6 +56,7 @@ class BatchLimits:
     round_rows: int
     rounds_ahead: int = 2
     mixed_prefill_budget: Callable[[int, bool], int] | None = None
+    long_prompt_rows: Callable[[int], int] | None = None
     room: StepRoom | None = None
     yields: PromptYield = PromptYield()
 

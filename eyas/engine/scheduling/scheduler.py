@@ -25,7 +25,7 @@ from eyas.engine.scheduling.adapter_turns import AdapterTurns
 from eyas.engine.scheduling.elsewhere import IncomingPrompts
 from eyas.engine.scheduling.fairness import CallShares, WaitingQueue
 from eyas.engine.scheduling.host_loads import HostLoads, LoadDecision
-from eyas.engine.scheduling.limits import BatchLimits
+from eyas.engine.scheduling.limits import LONG_PROMPT, BatchLimits
 from eyas.engine.scheduling.page_tables import PageTables
 from eyas.engine.scheduling.turns import DecodeTurns
 from kv_transfer.layout import pages_for
@@ -62,6 +62,7 @@ class Scheduler:
         self._occupancies = itertools.count()
         self._running_shares = CallShares()
         self._turns = None if limits.room is None else DecodeTurns(limits.room)
+        self._long_rows: int | None = None  # of a long prompt in the step being composed; None: any number
         self._starved = False  # a running sequence waits for reclaimed pages: no other may take them
 
     @property
@@ -374,6 +375,8 @@ class Scheduler:
         """
         if self._turns is not None:
             budget = self._turns.room.rows_within(budget, seq.kv_len)
+        if self._long_rows is not None and len(seq) > LONG_PROMPT:
+            budget = min(budget, self._long_rows)
         stop = min(seq.kv_len + budget, len(seq))
         if self.tables.states is not None:
             stop = self.tables.states.stop(seq, stop)
@@ -446,8 +449,10 @@ class Scheduler:
         return self.tables.grow(seq)
 
     def _chunk_budget(self, decoding: int) -> int:
-        """Prompt rows of this step: few when it also decodes, unless many prompt tokens wait."""
-        limits = self.limits
+        """Prompt rows of this step: few when it also decodes, and half as many of one long prompt, unless
+        many prompt tokens wait.
+        """
+        limits, self._long_rows = self.limits, None
         if not decoding or limits.mixed_prefill_budget is None:
             return limits.chunk_tokens
         few, backlog = limits.mixed_prefill_budget(decoding, False), 0
@@ -456,6 +461,8 @@ class Scheduler:
             backlog += max(seq.missing - 1, 0)
             if backlog > many:
                 return limits.mixed_prefill_budget(decoding, True)
+        if limits.long_prompt_rows is not None:
+            self._long_rows = limits.long_prompt_rows(decoding)
         return few
 
     # --- shares ----------------------------------------------------------------------------------------
