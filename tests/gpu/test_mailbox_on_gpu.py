@@ -10,6 +10,7 @@ of its own root, and that a dead draft worker's memory can still be looked at.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ from eyas.engine.ipc.draft_channel import MailChannel, answer
 from eyas.engine.ipc.messages import DraftChannel, DraftProposal
 from eyas.engine.ipc.row_ring import RowMemory
 from eyas.engine.kernels.drafts.rounds import FACTS, RoundBatch
-from eyas.engine.kernels.exchange import mailbox
+from eyas.engine.kernels.exchange import mail_rounds, mailbox
+from eyas.engine.kernels.exchange.mail_rounds import HeardRows, MailWait
 from eyas.engine.kernels.exchange.mailbox import MailLimits
 from tests.gpu.channel_pair import PLACES, THEIRS, gpu, pair
 
@@ -57,6 +59,32 @@ def drafter(offer: DraftChannel, folder: str, every: int) -> None:
             if tokens and tokens == right and answered % every:
                 ids = tuple(draft(generation, base + 1 + i) for i in range(WIDTH - 1))
                 box.propose(place, DraftProposal(place, generation, base, ids, tuple(range(-1, WIDTH - 2))))
+
+
+def device_drafter(offer: DraftChannel, folder: str, _: int) -> None:
+    """The draft worker's process, whose device hears rounds and answers them; its host only launches."""
+    torch.cuda.set_device(THEIRS)
+    device = f"cuda:{THEIRS}"
+    there = answer(offer, SHAPE.width, folder, RowMemory.new(offer, gpu(THEIRS, SHAPE)))
+    assert there.mailbox.on_device and there.rows is not None
+    tables = SlotTables(TableSizes(PLACES + 1, ROUNDS * WIDTH // 16 + 1, WIDTH), device)
+    slots = torch.arange(PLACES, dtype=torch.int32, device=device)
+    addresses = [there.mailbox.address(place) for place in range(PLACES)]
+    tables.mailbox[:PLACES] = torch.tensor(addresses, device=device)
+    tables.ring_generation[:PLACES] = slots + 1
+    heard, lost = HeardRows.empty(PLACES, WIDTH, device), torch.zeros_like(slots)
+    stop = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+    wait = MailWait(there.mailbox.place, there.rows.ring.row_bytes, VOCAB, 1 << 12, stop)
+    ahead = torch.arange(1, WIDTH, device=device)
+    while not there.gone:
+        mail_rounds.hear(RoundBatch(tables, slots, 16), wait, heard)
+        bases = tables.length[:PLACES, None] + ahead
+        drafts = (tables.ring_generation[:PLACES, None] * 53 + bases * 17 + 5) % VOCAB
+        right = tables.root[:PLACES] == ((slots + 1) * 37 + tables.length[:PLACES] * 11) % VOCAB
+        tables.drafts[:PLACES] = torch.where(right[:, None], drafts, 1)
+        mail_rounds.answer(tables, heard.slots, lost, there.mailbox.place)
+        torch.cuda.synchronize()
+        there.listen()
 
 
 class Decode:
@@ -105,7 +133,8 @@ class Decode:
         return int(wrong), int(none.sum())
 
 
-def test_every_round_that_waits_has_its_drafts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("drafter", [drafter, device_drafter], ids=["by its host", "by its device"])
+def test_every_round_that_waits_has_its_drafts(tmp_path: Path, drafter: Callable[..., None]) -> None:
     with pair(tmp_path, SHAPE, drafter, 1 << 60) as (channel, _):
         decode = Decode(channel, polls=1 << 18)
         decode.launch()
@@ -143,7 +172,8 @@ def test_a_dead_drafter_costs_a_few_rounds_their_looks_and_no_more(tmp_path: Pat
     assert torch.ones(3, device="cuda:0").sum() == 3
 
 
-def test_a_way_there_and_back_is_short(tmp_path: Path) -> None:
+@pytest.mark.parametrize("drafter", [drafter, device_drafter], ids=["by its host", "by its device"])
+def test_a_way_there_and_back_is_short(tmp_path: Path, drafter: Callable[..., None]) -> None:
     """Prints what a round waits, at the least: the drafter answers at once."""
     with pair(tmp_path, SHAPE, drafter, 1 << 60) as (channel, _):
         decode = Decode(channel, polls=1 << 18)
