@@ -192,7 +192,7 @@ def add_adapters(parser: argparse.ArgumentParser) -> None:
     add("--max-loras", type=positive, metavar="N", help=text)
     text = f"the largest rank of an adapter ({engine.max_lora_rank}); every slot has room for it"
     add("--max-lora-rank", type=adapter_rank, default=engine.max_lora_rank, metavar="N", help=text)
-    text = "adapters may update experts, too: every slot has room for updates of all of them"
+    text = "adapters may update experts and their routers, too: every slot has room for all of that"
     add("--lora-experts", action="store_true", help=text)
 
 

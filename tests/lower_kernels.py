@@ -50,6 +50,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm-4.5-air in FP8": ("glm-4.5-air-fp8", {}),
     "rank8": ("rank8", {}),
     "qwen3.5-35b-a3b": ("qwen3.5-35b-a3b", {}),
+    "qwen3.5-35b-a3b with adapters of experts": (
+        "qwen3.5-35b-a3b",
+        {"max_loras": 2, "max_lora_rank": 16, "lora_experts": True},
+    ),
     "qwen3.5-27b": ("qwen3.5-27b", {}),
 }
 

@@ -25,17 +25,13 @@ def is_turned(model: Path) -> bool:
 
 
 def stored_matrices(model: Path) -> dict[str, torch.Tensor]:
-    """The linear modules of a folder's layers but for routers, and its output head, by their names: what is
-    stored of each.
-    """
+    """The linear modules of a folder's layers, and its output head, by their names."""
     weights = load_file(model / "model.safetensors")
     layers = re.compile(r"(^|\.)(layers|h)\.\d+\.|^midlayer\.")  # a head's
     return {
         name.removesuffix(".weight"): weight
         for name, weight in weights.items()
-        if re.search(r"(?<!\.gate)\.weight$", name)
-        and weight.dim() == 2
-        and (layers.search(name) or name == HEAD)
+        if name.endswith(".weight") and weight.dim() == 2 and (layers.search(name) or name == HEAD)
     }
 
 
@@ -49,15 +45,15 @@ def write_adapter(
     size: float = 0.5,
     **config: Any,
 ) -> Path:
-    """An adapter of all linear modules of the layers, or of those, and the output head, whose names end with
-    one of `modules`.
+    """An adapter of all linear modules of the layers but for routers, or of those, of routers and of the
+    output head whose names end with one of `modules`.
 
     `size`: of an update beside its weight, about. `config`: further fields of its adapter_config.json.
     """
     random = torch.Generator().manual_seed(seed)
     tensors, alpha = {}, config.get("lora_alpha", 2 * rank)
     for module, weight in stored_matrices(model).items():
-        if not (module.endswith(tuple(modules)) if modules else f"{module}.weight" != HEAD):
+        if not (module.endswith(tuple(modules)) if modules else not module.endswith(("lm_head", ".gate"))):
             continue
         rows, columns = weight.shape[::-1] if is_turned(model) else weight.shape
         for name, sizes in (("A", (rank, columns)), ("B", (rows, rank))):

@@ -57,7 +57,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory: pytest.TempPathFactory, plain: EngineConfig) -> EngineConfig:
-    """One adapter updates all experts, and the shared one; the other some of their matrices."""
+    """One adapter updates all experts, and the shared one; the other some of their matrices, and a router."""
     folder = tmp_path_factory.mktemp("experts")
     write_tiny_nextn_deepseek(folder / "target", V3)
     names = (*(f"experts.{i}" for i in range(FEW["n_routed_experts"])), "shared_experts")
@@ -66,7 +66,7 @@ def experts(tmp_path_factory: pytest.TempPathFactory, plain: EngineConfig) -> En
         write_adapter(
             folder / f"a{seed}", folder / "target", rank=12 * (1 + seed), seed=seed, modules=modules
         )
-        modules = (".1.mlp.experts.1.up_proj", ".1.mlp.experts.2.down_proj", ".0.self_attn.q_a_proj")
+        modules = (".1.mlp.experts.1.up_proj", ".1.mlp.experts.2.down_proj", ".1.mlp.gate")
     return replace(plain, model=str(folder / "target"), pool_dir=str(folder), lora_experts=True)
 
 

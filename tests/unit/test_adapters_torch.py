@@ -55,6 +55,10 @@ UPDATED = {
 """Modules of families that have others, which adapters do not update: the keys' and values' of latents."""
 
 
+ROUTED = {"deepseek_v3": "mlp.gate", "mixtral": "block_sparse_moe.gate", "gpt_oss": "mlp.router"}
+"""The router's name in further families."""
+
+
 @pytest.mark.parametrize(
     "family",
     [
@@ -67,6 +71,17 @@ def test_an_adapter_is_the_merged_model(tmp_path: Path, family: str) -> None:
     modules = UPDATED.get(family, ())
     adapter = write_adapter(tmp_path / "adapter", tmp_path / "model", modules=modules)
     _check(tmp_path / "model", adapter, tmp_path / "merged")
+
+
+@pytest.mark.parametrize(
+    "family", ["qwen3_moe", *(pytest.param(family, marks=pytest.mark.slow) for family in ROUTED)]
+)
+def test_a_router_is_updated_as_it_is_merged(tmp_path: Path, family: str) -> None:
+    """So much that other experts are chosen."""
+    write_family(tmp_path / "model", family)
+    model, router = tmp_path / "model", ROUTED.get(family, "mlp.gate")
+    adapter = write_adapter(tmp_path / "adapter", model, modules=("q_proj", "o_proj", router), size=2.0)
+    _check(model, adapter, tmp_path / "merged")
 
 
 def test_an_output_head_is_updated_as_it_is_merged(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ class AdapterSites:
         module = name.removesuffix(".weight")
         if name not in self._shapes:
             text = f"{module} is no linear module of this model's layers"
-            others = "routers, embeddings and kv_b_proj are not; experts are with --lora-experts"
+            others = "embeddings and kv_b_proj are not; experts and routers are with --lora-experts"
             raise InvalidRequest(f"{text}, or none that adapters update ({others})", param=LORA_PATH)
         if self._shapes[name] != shape:
             text = f"an update of {module} is {shape}, and the matrix is {self._shapes[name]}"

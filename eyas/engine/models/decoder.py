@@ -86,7 +86,7 @@ class Decoder(Generic[ProjectionT]):
         self._norm: Gain = parts["norm"]
         self._vectors: TokenVectors[ProjectionT] | None = parts.get("vectors")
         whole = SitePart(HEAD, (config.vocab_size, config.hidden_size))
-        self._updated_head = machine.updated_head(self.ends.lm_head, AdapterSite((whole,), weights.placement))
+        self._updated_head = machine.updated(self.ends.lm_head, AdapterSite((whole,), weights.placement))
         self._head_bias: torch.Tensor | None = parts.get("head bias")
         self._positions: torch.Tensor | None = parts.get("positions")
 

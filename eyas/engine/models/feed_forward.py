@@ -13,6 +13,7 @@ from typing import Any, Generic, Self
 import torch
 import torch.nn.functional as F
 
+from eyas.engine.adapters.sites import AdapterSite, SitePart
 from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec, LayerSpec
 from eyas.engine.formats.projection import AnyProjection, ProjectionLoader, ProjectionT
 from eyas.engine.kernels.experts.grouped_task import GateActivation
@@ -138,6 +139,8 @@ class Mixture(Generic[ProjectionT]):
         gated = GatedPart(gate_up, activation, gate_of(spec, down), False, bias)
         beside = None
         self.projections: tuple[AnyProjection, ...] = (gate_up, down)
+        if self.router.updated is not None:
+            self.projections += (self.router.updated,)
         if spec.shared_width and not joined:
             shape = (config.hidden_size, spec.shared_width)
             forth, back = GatedLoaders.of(blocks.loader, [shared], gated=spec.gated).pair(shared, shape)
@@ -204,7 +207,9 @@ def _router(
         correction = weights.take(name, (spec.experts,), torch.float32)
     own, spread = machine.own_experts(weights, spec.experts), machine.spread
     places = None if spread is None else spread.of(prefix)
-    return RouterPart(spec, weight, bias, correction, tiles, own, shared, places=places)
+    whole = SitePart(f"{prefix}.weight", (spec.experts, blocks.config.hidden_size))
+    updated = machine.updated(weight, AdapterSite((whole,), weights.placement), of_experts=True)
+    return RouterPart(spec, weight, bias, correction, tiles, own, shared, places=places, updated=updated)
 
 
 def _spares(router: RouterPart, every: list[str]) -> list[str | None]:

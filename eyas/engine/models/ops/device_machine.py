@@ -147,9 +147,13 @@ class DeviceMachine(Machine[Projection]):
         product_float32(x, head, own, self.context.launch)
         return group.all_gather_columns(own, out)
 
-    def updated_head(self, head: torch.Tensor, site: AdapterSite) -> AdaptedProjection | None:
-        takes = self.adapted.takes([site.parts[0].name])
-        return AdaptedProjection(DenseProjection(StoredWeight(head)), site) if takes else None
+    def updated(
+        self, matrix: torch.Tensor, site: AdapterSite, *, of_experts: bool = False
+    ) -> AdaptedProjection | None:
+        takes = self.adapted is (Adapted.ALL if of_experts else self.adapted)
+        if not takes or self.adapted is Adapted.NOTHING:
+            return None
+        return AdaptedProjection(DenseProjection(StoredWeight(matrix)), site)
 
     def picked_adapters(self, adapters: torch.Tensor, picked: torch.Tensor | None) -> torch.Tensor:
         return adapters if picked is None else adapters.index_select(0, picked)

@@ -174,6 +174,19 @@ class Forward:
         updates.add(made, added, k, exact=exact)
         return made
 
+    def updated_scores(self, made: torch.Tensor, x: torch.Tensor, weight: AdaptedProjection) -> torch.Tensor:
+        """made float32 [m, at least n], the product of rows x with a weight [n, k] that may have others' rows
+        below it, with what adapters add, in its place.
+        """
+        if self.rows.adapters is None:
+            return made
+        assert weight.numbers is not None
+        exact, (n, k) = self.context.launch.exact, weight.site.shape
+        own = made[:, :n].contiguous()
+        updates.add(own, updates.shrunk(x, self.rows.adapters, weight.numbers, exact=exact), k, exact=exact)
+        made[:, :n] = own
+        return made
+
     def exact_product(
         self, x: torch.Tensor, weight: Projection, kind: str = "linear", span: int = 0
     ) -> torch.Tensor:

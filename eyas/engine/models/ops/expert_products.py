@@ -46,6 +46,8 @@ def routed(
         rows, judged = _gathered(rows, step), None if judged is None else _gathered(judged, step)
         local = _local(part, range(m * sharers.rank, m * (sharers.rank + 1)), everyones)
     scored = logits((judged or rows).plain, part.weight, part.tiles, step)
+    if part.updated is not None:
+        scored = step.updated_scores(scored, (judged or rows).plain, part.updated)
     if part.spec.scores not in KNOWN_SCORES:
         if part.bias is not None:
             scored.add_(part.bias)

@@ -160,6 +160,8 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
     def chosen(
         self, read: SourceRead, router: RouterPart, part: Experts
     ) -> tuple[NormedRows, Routed | JudgedRow]:
+        if router.updated is not None and self.step.ends_apart(router.updated):
+            return super().chosen(read, router, part)
         rows = read.rows
         row = expert_products.judged(rows.x, read.norm, router, part, self.step)
         if row is not None:

@@ -129,8 +129,8 @@ class Machine(ABC, Generic[ProjectionT]):
         """
 
     @abstractmethod
-    def updated_head(self, head: Any, site: AdapterSite) -> AnyProjection | None:
-        """A whole output head as adapters update it, of a rank's rows; None: they do not."""
+    def updated(self, matrix: Any, site: AdapterSite, *, of_experts: bool = False) -> AnyProjection | None:
+        """A matrix, or a rank's rows of one, whose product adapters update as a whole; None: they do not."""
 
     @abstractmethod
     def picked_adapters(self, adapters: Any, picked: torch.Tensor | None) -> Any:
@@ -138,9 +138,7 @@ class Machine(ABC, Generic[ProjectionT]):
 
     @abstractmethod
     def update_logits(self, logits: torch.Tensor, x: torch.Tensor, head: Any, adapters: Any) -> None:
-        """Adds what adapters add to the logits [r, vocab] of rows x [r, hidden]. `head`: as of
-        `updated_head`.
-        """
+        """Adds what adapters add to the logits [r, vocab] of rows x [r, hidden]. `head`: as of `updated`."""
 
     @abstractmethod
     def capped(self, logits: torch.Tensor, cap: float) -> torch.Tensor:

@@ -133,7 +133,8 @@ class ManyRows(DeviceOps[WideRows, WideRead]):
         return self.step.product(read.rounded, projection, bias)
 
     def chosen(self, read: WideRead, router: RouterPart, part: Experts) -> tuple[NormedRows, Routed]:
-        made = read.routed(router, part, self.step)
+        apart = router.updated is not None and self.step.ends_apart(router.updated)
+        made = None if apart else read.routed(router, part, self.step)
         return super().chosen(read, router, part) if made is None else (made.routed.rows, made.routed)
 
     def mix(self, residual: WideRows, rows: NormedRows, routed: Routed, part: Experts) -> WideRows:

@@ -136,7 +136,8 @@ class RouterPart:
     float32. `tiles`: of a kernel's product of few rows. `own`: of the experts, if ranks share them out, those
     that are at home here; `places`: where all are, if some may have replicas. `shared`: each row also takes
     the expert behind the others, by its share, or with weight 1. `factors` float32 [experts]: what the
-    weights of each expert are multiplied by, if there is something.
+    weights of each expert are multiplied by, if there is something. `updated`: the experts' rows as of
+    `Machine.updated`, if adapters may update them.
     """
 
     spec: ExpertsSpec
@@ -148,6 +149,7 @@ class RouterPart:
     shared: bool
     factors: torch.Tensor | None = None
     places: ExpertPlaces | None = None
+    updated: Any = None
 
 
 @dataclass(frozen=True)

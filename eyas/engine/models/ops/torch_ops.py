@@ -213,7 +213,7 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
         return read
 
     def route(self, rows: torch.Tensor, part: RouterPart, judged: torch.Tensor | None = None) -> Routes:
-        routes = routed(rows if judged is None else judged, part)
+        routes = routed(rows if judged is None else judged, part, self.step.adapters)
         if part.places is None or self._ranks is None:
             return routes
         return routes._replace(experts=self._ranks.placed(routes.experts, part.places))
@@ -239,10 +239,14 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
         return self.plus(residual, scaled(mixed, part.out), part.out.post)
 
 
-def routed(x: torch.Tensor, part: RouterPart) -> Routes:
-    """Which experts rows x [R, hidden] take. All of it is float32: near ties decide much."""
-    scores = SCORES[part.spec.scores]
-    scored = in_blocks(lambda block: scores(part.weight(block, part.bias)), x.float())
+def routed(x: torch.Tensor, part: RouterPart, adapters: RowsOfSlots = ()) -> Routes:
+    """Which experts rows x [R, hidden] take. All of it is float32: near ties decide much; what adapters add
+    is rounded as x is.
+    """
+    logits = in_blocks(lambda block: part.weight(block, part.bias), x.float())
+    if part.updated is not None:
+        part.updated.updated(logits, x, adapters)
+    scored = in_blocks(SCORES[part.spec.scores], logits)
     routes = choose(scored, part.spec, part.correction)
     return (
         routes
@@ -407,8 +411,9 @@ class TorchMachine(Machine[Linear]):
         made = head(x).float()
         return made if out is None else out.copy_(made)
 
-    def updated_head(self, head: Linear, site: AdapterSite) -> AdaptedLinear | None:
-        return AdaptedLinear(head, site) if self._adapted.takes([site.parts[0].name]) else None
+    def updated(self, matrix: Linear, site: AdapterSite, *, of_experts: bool = False) -> AdaptedLinear | None:
+        takes = self._adapted is (Adapted.ALL if of_experts else self._adapted)
+        return AdaptedLinear(matrix, site) if takes and self._adapted is not Adapted.NOTHING else None
 
     def picked_adapters(self, adapters: RowsOfSlots, picked: torch.Tensor | None) -> RowsOfSlots:
         return adapters if picked is None else among(picked, adapters)
