@@ -43,6 +43,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
 
 from eyas.bench.shapes import ModelShape, write_model
 from eyas.common.config import EngineConfig, resolve_engine
@@ -76,6 +77,7 @@ START_S, AFTER_S, TURN_S = (
     4.0,
 )  # of all kinds together: until they are ready, and until FILE exists
 LOOK_S = 0.05
+LONGER, BUSY_STEPS = 100, 30  # tokens of answers, and steps of which the device is watched
 TINY_BATCHES, TINY_PROMPT = (1, 4), 48
 QWEN: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -312,8 +314,38 @@ class StepLoad:
 def time_steps(engine: Paced, lines: FigureLines, label: str, load: StepLoad) -> None:
     for batch in load.batches:
         lines.add(kind=label, batch=batch, step_ms=engine.step_ms(f"{label} {batch}", batch))
+    lines.add(kind=label, batch=load.batches[-1], **busy(engine, f"{label} busy", load.batches[-1]))
     prompt_rate(engine, f"{label} first", load)
     lines.add(kind=label, prompt_tokens_per_s=round(prompt_rate(engine, label, load)))
+
+
+def busy(engine: Paced, name: str, batch: int) -> dict[str, float]:
+    """The time of a step of `batch` sequences again, and how long rank 0's device had kernels in it: what is
+    missing is the host's.
+    """
+    params = SamplingParams(temperature=0.0, max_tokens=LONGER, ignore_eos=True)
+    running = [
+        engine.submit(engine._request(f"{name} {i}", tp_check.INPUT, params), split=False)
+        for i in range(batch)
+    ]
+    first = len(engine.landed)
+    wait_until(lambda: any(step[1] == batch for step in engine.landed[first:]), MOST_S)
+    first = len(engine.landed)
+    activities = [ProfilerActivity.CUDA] if torch.cuda.is_available() else [ProfilerActivity.CPU]
+    with profile(activities=activities) as seen:
+        wait_until(lambda: len(engine.landed) > first + BUSY_STEPS, MOST_S)
+    steps = engine.landed[first:]
+    wait_all(running, MOST_S)
+    spans = sorted(
+        (event.time_range.start, event.time_range.end)
+        for event in seen.events()
+        if str(event.device_type).endswith("CUDA")
+    )
+    covered, end = 0.0, 0.0
+    for start, stop in spans:
+        covered, end = covered + max(stop - max(start, end), 0.0), max(end, stop)
+    took = 1e3 * (steps[-1][0] - steps[0][0]) / (len(steps) - 1)
+    return {"again_ms": round(took, 3), "kernels_ms": round(covered / 1e3 / (len(steps) - 1), 3)}
 
 
 def prompt_rate(engine: Paced, label: str, load: StepLoad) -> float:
