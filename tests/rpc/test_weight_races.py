@@ -119,3 +119,25 @@ async def test_pages_that_nobody_will_pull_do_not_hold_up_an_update(tmp_path: Pa
         said = await cluster.http.post("/update_weights_from_disk", json=body)
         assert said.json()["success"], said.text
         assert time.monotonic() - began < 10 < config.lease_s
+
+
+@pytest.mark.parametrize("roles", [SPLIT, ((Role.PREFILL, Role.DECODE),)], ids=["split", "unified"])
+async def test_requests_that_come_in_a_pause_begin_with_the_weights_that_come_in_it(
+    tmp_path: Path, roles: tuple[tuple[Role, ...], ...]
+) -> None:
+    """As those do whose callers send them again at once when a pause has aborted them."""
+    config = tiny_config(tmp_path / "models")
+    sampling = {"max_new_tokens": 6, "temperature": 0.0, "ignore_eos": True}
+    body = {"input_ids": list(range(5, 45)), "sampling_params": sampling}
+    async with real_cluster(config, tmp_path, roles) as cluster:
+        assert (await cluster.http.post("/pause_generation", json={"mode": "abort"})).status_code == 200
+        late = [asyncio.create_task(cluster.http.post("/generate", json=body)) for _ in range(3)]
+        await until(lambda: sum(worker.load.waiting for worker in cluster.workers) >= 3)
+        update = {"model_path": config.model, "weight_version": "v1", "timeout": 3}
+        said = await cluster.http.post("/update_weights_from_disk", json=update)
+        assert said.status_code == 200 and said.json()["success"], said.text
+        assert not any(each.done() for each in late)
+        assert (await cluster.http.post("/continue_generation", json={})).status_code == 200
+        for answer in await asyncio.gather(*late):
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["meta_info"]["weight_version"] == "v1"

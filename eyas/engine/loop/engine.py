@@ -216,6 +216,7 @@ class Engine:
             between=self.between_steps,
             beat=self._pulse,
             away=self._weights_away,
+            paused=lambda: self._control.paused,
         )
 
     def _routes(self) -> dict[type, Callable[..., None]]:

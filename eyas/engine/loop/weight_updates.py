@@ -109,7 +109,8 @@ class _Closing:
 @dataclass
 class WeightUpdates:
     """`work`: what the engine still has, as "2 requests"; empty: nothing. `forget`: drops all that is cached;
-    None: pages are in use. `between`: runs a call between two steps. `away`: their memory has left.
+    None: pages are in use. `between`: runs a call between two steps. `away`: their memory has left. `paused`:
+    what waits in the queue does not run.
     """
 
     store: WeightStore
@@ -120,6 +121,7 @@ class WeightUpdates:
     between: Callable[[Callable[[], None]], None]
     beat: Beat
     away: Callable[[], bool]
+    paused: Callable[[], bool]
     info: WeightsInfo = WeightsInfo()
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "weights"))
     _reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "read weights"))
@@ -216,6 +218,8 @@ class WeightUpdates:
         if command.running is not Running.DRAIN:
             restarts = command.running is Running.RESTART
             ended = self.requests.end_all(WeightsChanging("new weights come") if restarts else _aborted())
+        elif self.paused():  # else it would be waited for in vain
+            self.requests.turn_away(WeightsChanging("new weights come in a pause"))
         self._closing = _Closing(call, time.monotonic() + command.wait_s, command, ended)
         self.info = msgspec.structs.replace(self.info, closed=True)
 

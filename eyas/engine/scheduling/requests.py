@@ -235,6 +235,13 @@ class RequestTable:
             self.fail(generation, error)
         return len(ending)
 
+    def turn_away(self, error: EyasError) -> None:
+        """Fails every request that has not begun here, and of which no token is known: it may begin anew."""
+        for generation in list(self.table.values()):
+            begun = generation.began or generation.request.begun or generation.kind is GenerationKind.ATTACH
+            if not begun and not any(seq.output for seq in generation.sequences):
+                self.fail(generation, error)
+
     def spoil(self, generation: Generation) -> None:
         """Fails a request whose logits are not finite. No other one begins with its rows."""
         self.spoiled += 1
