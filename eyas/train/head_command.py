@@ -26,6 +26,7 @@ from eyas.bench.plot_style import check_plot
 from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of
 from eyas.engine.checkpoint.weights import WeightPlacement
+from eyas.engine.models.heads import TAKING_UPDATES
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from eyas.flags import amount, positive, whole
@@ -38,6 +39,7 @@ from eyas.train.packing import MOST_TEXTS, TrainingExample
 from eyas.train.recipe import TrainingRecipe
 from eyas.train.saving import TrainingCheckpoint, save_trained
 from eyas.train.teacher import BatchLimit, PlainTeacher, TeacherModel
+from eyas.train.updates import save_updates
 
 DRAFT_VOCAB = 32_000  # of a head that has outputs of its own, unless the target has fewer ids
 SHORTEST_ANSWER = 8  # tokens that a question must leave room for
@@ -116,8 +118,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             "--draft-vocab", type=positive, metavar="N",
             help=f"the head's outputs: the ids that answers use most ({DRAFT_VOCAB}, or the target's)",
         )  # fmt: skip
-    if kind == "peagle":
-        add("--begin-with", type=Path, metavar="DIR", help="an EAGLE-3 head that it grows out of")
+    if kind in TAKING_UPDATES:
+        text = "an EAGLE-3 head that it grows out of" if kind == "peagle" else "a head that it begins as"
+        add("--begin-with", type=Path, metavar="DIR", help=text)
+        text = "learn updates of this rank of its layers alone: the folder draft of an adapter"
+        add("--updates", type=positive, metavar="RANK", help=text)
     add = parser.add_argument_group("training").add_argument
     add("--steps", type=positive, default=2000, metavar="N", help="(2000)")
     add("--batch-size", type=positive, default=8, metavar="N", help="rows of --max-length tokens (8)")
@@ -145,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
     console.print(f"{folder.out}: {_summary(history[-1])}", soft_wrap=True)
     served = heldout[:SERVED]
     prompts = [EnginePrompt(i, q, args.max_answer) for i in served if (q := speech.question(lines[i]))]
-    if prompts:
+    if prompts and not vars(args).get("updates"):  # no folder of a head
         console.print(_served(args, prompts), soft_wrap=True)
     return 0
 
@@ -161,6 +166,8 @@ def _check(args: argparse.Namespace, folder: RunFolder) -> None:
     if args.max_length < unroll + 2:  # a pair, and the token of each step
         text = f"--max-length: {args.max_length} tokens are too few for --unroll {unroll}"
         raise ConfigError(text, param="max-length")
+    if vars(args).get("updates") and not args.begin_with:
+        raise ConfigError("--updates: of which head? (--begin-with)", param="updates")
     if (begin := vars(args).get("begin_with")) and not (begin / "model.safetensors").exists():
         raise ConfigError(f"--begin-with: {begin} has no model.safetensors", param="begin-with")
     if (size := vars(args).get("draft_vocab")) and size % VOCABULARY_STEP:
@@ -223,7 +230,10 @@ def _trained(args: argparse.Namespace, texts: TrainingTexts, folder: RunFolder) 
             RunIntervals(args.measure_every, args.save_every), lambda line: append_line(folder.log, line)
         )
         unroll = args.unroll or head_kind(args.kind).UNROLL
-        save_trained(training.head, head_kind(args.kind).described(training.head, unroll), folder.out)
+        if rank := vars(args).get("updates"):
+            save_updates(training.head, rank, folder.out)
+        else:
+            save_trained(training.head, head_kind(args.kind).described(training.head, unroll), folder.out)
         return training.progress.history
     finally:
         teacher.close()
@@ -237,7 +247,8 @@ def _run_of(
     recipe = TrainingRecipe(args.steps, args.batch_size, args.max_length, rate=args.learning_rate)
     vocab = vars(args).get("draft_vocab") or min(DRAFT_VOCAB, teacher.config.vocab_size)
     own, begin = vocab if args.kind in OWN_VOCABULARY else None, vars(args).get("begin_with")
-    settings = HeadSettings(args.kind, recipe, unroll, args.seed, own, begin)
+    updates = vars(args).get("updates") or 0
+    settings = HeadSettings(args.kind, recipe, unroll, args.seed, own, begin, updates)
     shared = {
         "kind": args.kind,
         "target": str(args.target.resolve()),
@@ -252,6 +263,7 @@ def _run_of(
         "held-out": args.held_out,
         "seed": args.seed,
         "begin-with": None if begin is None else str(begin.resolve()),
+        "updates": updates,
     }
     training = HeadRun(settings, teacher, texts, TrainingCheckpoint(folder.checkpoint, shared))
     if args.resume and folder.checkpoint.exists():

@@ -30,6 +30,7 @@ from eyas.train.recipe import TrainingRecipe, descend, optimisers, progress
 from eyas.train.saving import TrainingCheckpoint
 from eyas.train.teacher import TeacherModel
 from eyas.train.unroll import UnrollBatch
+from eyas.train.updates import learn_updates
 
 logger = logging.getLogger(__name__)
 DEPTH = 5  # of the chains that are measured
@@ -43,7 +44,8 @@ class HeadSettings:
     """The settings that determine a head, beside its texts. `unroll`: steps of the training-time test.
 
     `draft_vocab`: outputs, where the kind has a vocabulary of its own; None: the target's. `begin`: the
-    folder of a head whose tensors it begins with; None: it begins anew.
+    folder of a head whose tensors it begins with; None: it begins anew. `updates`: the rank of updates of
+    that head's layers, which alone are learnt; 0: the head is.
     """
 
     kind: str
@@ -52,6 +54,7 @@ class HeadSettings:
     seed: int
     draft_vocab: int | None = None
     begin: Path | None = None
+    updates: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,8 @@ class HeadRun:
         self.head = kind.head_for(teacher.config, teacher.ends, token_map).to(self._device)
         if stored:
             begin_with(self.head, stored)
+        if settings.updates:
+            learn_updates(self.head, settings.updates)
         self._optimisers = optimisers(self.head, settings.recipe, APART)
         self._step_of = step_for(self.head)
         if self._device.type == "cuda":

@@ -38,12 +38,15 @@ class TrainingRecipe:
 
 
 def optimisers(model: nn.Module, recipe: TrainingRecipe, head: frozenset[str]) -> list[torch.optim.Optimizer]:
-    """Muon for hidden matrices; AdamW for norms and for the parameters named in `head`."""
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and name not in head]
-    rest = [p for name, p in model.named_parameters() if p.ndim != 2 or name in head]
+    """Muon for hidden matrices; AdamW for norms and for the parameters named in `head`; of what is learnt."""
+    learnt = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    matrices = [p for name, p in learnt if p.ndim == 2 and name not in head]
+    rest = [p for name, p in learnt if p.ndim != 2 or name in head]
     muon = torch.optim.Muon(
         matrices, lr=recipe.rate, weight_decay=recipe.decay, adjust_lr_fn="match_rms_adamw"
     )
+    if not rest:
+        return [muon]
     return [muon, torch.optim.AdamW(rest, lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.0)]
 
 

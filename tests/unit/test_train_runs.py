@@ -8,20 +8,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from eyas.common.errors import ConfigError
+from eyas.engine.adapters.peft import read_adapter
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.weights import WeightPlacement
+from eyas.engine.models.heads import head_spelling, read_head
 from eyas.engine.models.table import read_model
 from eyas.train.acceptance import ByDepth, count_chains
 from eyas.train.device_teacher import DeviceTeacher
 from eyas.train.head_command import load_teacher
 from eyas.train.head_run import HeadRun, HeadSettings, RunIntervals, TrainingTexts, frequent
+from eyas.train.heads.table import head_kind
 from eyas.train.packing import PackedBatches, TrainingExample, batch_of
 from eyas.train.recipe import TrainingRecipe
-from eyas.train.saving import TrainingCheckpoint
+from eyas.train.saving import TrainingCheckpoint, save_trained
 from eyas.train.teacher import BatchLimit, PlainTeacher, TeacherModel
+from eyas.train.updates import save_updates, updates_of
 from tests.unit.model_rig import Rig
 from tests.unit.tiny_training import LENGTH, ROOM, VOCAB, course_of, new_head, texts, write_sure_target
 
@@ -73,6 +78,36 @@ def test_training_makes_drafts_right(kind: str, least: float, teacher: TeacherMo
     assert lines[-1]["acceptance_length"] > least
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert lines == run.progress.history
+
+
+def test_updates_of_a_head_alone_are_learnt_for_an_adapter(teacher: TeacherModel, tmp_path: Path) -> None:
+    """An engine reads them as it reads adapters, by the names of the head's tensors."""
+    base, kind = new_head("eagle", teacher), head_kind("eagle")
+    save_trained(base, kind.described(base, 1), tmp_path / "head")
+    settings = HeadSettings(
+        "eagle", TrainingRecipe(8, rows=2, length=LENGTH, rate=0.01), unroll=1, seed=0,
+        begin=tmp_path / "head", updates=4,
+    )  # fmt: skip
+    checkpoint, lines = TrainingCheckpoint(tmp_path / "checkpoint.pt", {}), []
+    run = HeadRun(settings, teacher, TrainingTexts(texts(60, 1), texts(12, 2)), checkpoint)
+    run.train(RunIntervals(measured=4, saved=100), lines.append)
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    save_updates(run.head, 4, tmp_path / "draft")
+
+    config, stored = (
+        read_head(tmp_path / "head", teacher.config),
+        load_file(tmp_path / "head" / "model.safetensors"),
+    )
+    read = read_adapter(tmp_path / "draft", config.decoder, 4, spelling=head_spelling(config))
+    names = {name for name, _ in updates_of(run.head)}
+    assert len(read.updates) == len(names) == 7
+    for name in names:
+        update = read.updates[head_spelling(config)(f"{name}.weight")]
+        added = update.stored.float() * update.scaling @ update.down.float()
+        learnt = run.head.get_submodule(name).weight.detach() - stored[f"{name}.weight"]
+        torch.testing.assert_close(added, learnt, rtol=0.05, atol=0.02 * learnt.abs().max().item())
+        assert learnt.abs().max() > 0
+    assert torch.equal(run.head.get_submodule("fc").weight, stored["fc.weight"].float())
 
 
 class Killed(Exception):
