@@ -472,13 +472,10 @@ def _exchanges(group: ProcessGroup, turn: Callable[[str], None]) -> Iterator[tup
 
 def _sends_ms(group: ProcessGroup, device: str) -> float:
     """Milliseconds until every rank has 8 MiB of every other."""
-    sent = torch.zeros(8 << 20, dtype=torch.uint8, device=device)
-    others = [rank for rank in range(group.ranks) if rank != group.rank]
-    torch.cuda.synchronize()
     group.barrier()
     began = time.monotonic()
-    group.hand_over([(sent, rank) for rank in others], [(torch.empty_like(sent), rank) for rank in others])
-    torch.cuda.synchronize()
+    group.greet()
+    torch.cuda.synchronize(device)
     return round(1e3 * (time.monotonic() - began), 2)
 
 

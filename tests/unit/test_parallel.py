@@ -116,9 +116,13 @@ class Member:
             torch.tensor([[self.group.least(call.numbers[self.group.rank])]])
         )
 
+    def greet(self, _: RankCall) -> None:
+        self.group.greet()
+        self.group.barrier()
+
     def calls(self) -> dict:
         names = ("sum", "rows", "sum_add", "burst", "one_add", "jump", "layer", "meet", "fewest")
-        names += ("owners", "join")
+        names += ("owners", "join", "greet")
         return {name: getattr(self, name) for name in names}
 
 
@@ -272,6 +276,11 @@ def test_one_shot_takes_small_16_bit_tensors_only() -> None:
 @pytest.mark.parametrize("numbers", [(7, 1 << 40), (1 << 40, 7), (7, 7)])
 def test_least_of_the_ranks_numbers(pair: Pair, numbers: tuple[int, int]) -> None:
     assert pair.both("fewest", *numbers).tolist() == [[7, 7]]
+
+
+def test_ranks_greet_each_other(pair: Pair) -> None:
+    pair.both("greet")
+    test_sums_and_joins(pair, (1, 8))
 
 
 def test_barrier_waits_for_the_last(pair: Pair) -> None:

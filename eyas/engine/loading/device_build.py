@@ -239,6 +239,8 @@ def build_state(
     """Everything that steps share, and `loaded` with as many pages as fit, if it did not say how many."""
     if loaded.config.dp_attention > 1:
         ranks.share_rows()
+    if loaded.config.expert_replicas:
+        ranks.greet()
     groups = [KvKind.TARGET, KvKind.DRAFT] if loaded.drafts_here else [KvKind.TARGET]
     tables = SlotTables(table_sizes(loaded), loaded.config.device)
     arithmetic = RankArithmetic.of(loaded)

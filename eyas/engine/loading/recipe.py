@@ -105,6 +105,9 @@ class _AbsentGroup(ProcessGroup):
             self.rank, torch.empty(self.ranks, dtype=torch.int64, device="meta"), pdl=True
         )
 
+    def greet(self) -> None:
+        pass
+
     def _collective(self, tensor: torch.Tensor) -> None:
         pass
 

@@ -34,6 +34,7 @@ from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.parallel.row_exchange import ExchangeSizes, RowExchange
 
 LOOK_S = 0.002  # a host that waits for the others polls the store at this interval
+GREETING_BYTES = 8 << 20  # small ones need fewer of NCCL's channels
 
 
 class ProcessGroup:
@@ -252,6 +253,12 @@ class ProcessGroup:
         ops += [dist.P2POp(dist.irecv, each.view(torch.uint8), rank) for each, rank in received]
         for work in dist.batch_isend_irecv(ops) if ops else ():
             work.wait()
+
+    def greet(self) -> None:
+        """Has every rank send to every other: the first time takes 0.2 s, and would be between two steps."""
+        sent = torch.zeros(GREETING_BYTES, dtype=torch.uint8, device=self._device)
+        others = [rank for rank in range(self.ranks) if rank != self.rank]
+        self.hand_over([(sent, rank) for rank in others], [(torch.empty_like(sent), rank) for rank in others])
 
     def rows_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's share of a tensor that every rank holds, [ranks * n, ...]: a view [n, ...]."""
