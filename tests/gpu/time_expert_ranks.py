@@ -35,6 +35,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -78,6 +79,7 @@ START_S, AFTER_S, TURN_S = (
 )  # of all kinds together: until they are ready, and until FILE exists
 LOOK_S = 0.05
 LONGER, BUSY_STEPS = 100, 30  # tokens of answers, and steps of which the device is watched
+MOST_KERNELS = 10
 TINY_BATCHES, TINY_PROMPT = (1, 4), 48
 QWEN: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -319,9 +321,9 @@ def time_steps(engine: Paced, lines: FigureLines, label: str, load: StepLoad) ->
     lines.add(kind=label, prompt_tokens_per_s=round(prompt_rate(engine, label, load)))
 
 
-def busy(engine: Paced, name: str, batch: int) -> dict[str, float]:
+def busy(engine: Paced, name: str, batch: int) -> dict[str, Any]:
     """The time of a step of `batch` sequences again, and how long rank 0's device had kernels in it: what is
-    missing is the host's.
+    missing is the host's. And the kernels that took most, in microseconds per step.
     """
     params = SamplingParams(temperature=0.0, max_tokens=LONGER, ignore_eos=True)
     running = [
@@ -336,16 +338,18 @@ def busy(engine: Paced, name: str, batch: int) -> dict[str, float]:
         wait_until(lambda: len(engine.landed) > first + BUSY_STEPS, MOST_S)
     steps = engine.landed[first:]
     wait_all(running, MOST_S)
-    spans = sorted(
-        (event.time_range.start, event.time_range.end)
-        for event in seen.events()
-        if str(event.device_type).endswith("CUDA")
-    )
-    covered, end = 0.0, 0.0
-    for start, stop in spans:
+    kernels = [event for event in seen.events() if str(event.device_type).endswith("CUDA")]
+    covered, end, each = 0.0, 0.0, Counter[str]()
+    for event in sorted(kernels, key=lambda event: event.time_range.start):
+        start, stop = event.time_range.start, event.time_range.end
         covered, end = covered + max(stop - max(start, end), 0.0), max(end, stop)
-    took = 1e3 * (steps[-1][0] - steps[0][0]) / (len(steps) - 1)
-    return {"again_ms": round(took, 3), "kernels_ms": round(covered / 1e3 / (len(steps) - 1), 3)}
+        each[event.name[:40]] += stop - start
+    count = len(steps) - 1
+    return {
+        "again_ms": round(1e3 * (steps[-1][0] - steps[0][0]) / count, 3),
+        "kernels_ms": round(covered / 1e3 / count, 3),
+        "most_us": {kernel: round(us / count, 1) for kernel, us in each.most_common(MOST_KERNELS)},
+    }
 
 
 def prompt_rate(engine: Paced, label: str, load: StepLoad) -> float:
