@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from eyas.common.errors import Cancelled, EyasError, TransferFailed
 from eyas.common.types import FirstToken, KvHandle, KvKind, RankPages
 
-HURRY_S = 1.0
+HURRY_S = 3.0
 
 
 @dataclass(frozen=True)
