@@ -28,7 +28,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from eyas.bench.shapes import SHAPES as LLAMAS
-from eyas.bench.shapes import write_head
+from eyas.bench.shapes import write_block_head, write_head
 from eyas.common.config import EngineConfig, resolve_engine
 from eyas.common.types import Role
 from eyas.engine.kernels.launch.compile_ahead import NoDevice, Variant, record
@@ -36,11 +36,13 @@ from eyas.engine.loading.recipe import draft_launches, launches
 from tests.gpu import time_hybrids, time_shapes
 from tests.gpu.time_prompts import SHAPES as PROMPTED
 
+HEADS = {"EAGLE-3": write_head, "DFlash": write_block_head}
 LORA: dict[str, Any] = {"max_loras": 32, "max_lora_rank": 16}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "8b": ("llama-3.1-8b", {}),
-    "8b with EAGLE-3": ("llama-3.1-8b", {"draft": "head"}),
-    "draft worker of an 8b": ("llama-3.1-8b", {"draft": "head", "roles": (Role.DRAFT,)}),
+    "8b with EAGLE-3": ("llama-3.1-8b", {"draft": "EAGLE-3"}),
+    "8b with DFlash": ("llama-3.1-8b", {"draft": "DFlash", "draft_capture_layers": (1, 2, 3, 4, 5)}),
+    "draft worker of an 8b": ("llama-3.1-8b", {"draft": "EAGLE-3", "roles": (Role.DRAFT,)}),
     "8b with adapters": ("llama-3.1-8b", LORA),
     "8b with EAGLE-3 and adapters": ("llama-3.1-8b", {"draft": "head"} | LORA),
     "8b in four bits": ("llama-3.1-8b-int4", {}),
@@ -74,8 +76,8 @@ def config_of(case: str, exact: bool, folder: Path) -> EngineConfig:
     write(shape, folder / "model")
     options = {"draft": None} | options
     if options["draft"]:
+        HEADS[options["draft"]](LLAMAS["llama-3.1-8b"], folder / "head")
         options["draft"] = str(folder / "head")
-        write_head(LLAMAS["llama-3.1-8b"], folder / "head")
     return resolve_engine(
         "cuda", model=str(folder / "model"), load_format="dummy", deterministic=exact, num_pages=1,
         prefill_attention_backend="triton", transfer="none", context_length=16384, **options,

@@ -22,7 +22,11 @@ def test_a_block_stands_behind_the_certain_rows(kind: str) -> None:
     block, width = BLOCKS[kind]
     case = random_case(3, 8, batch=6)
     rows, mask = new_rows(6, width), torch.zeros(1, 6, width, dtype=torch.int64, device=DEVICE)
-    lay(case.batch, block, rows, mask)
+    drafts = width - max(block.first, 0)
+    scored = torch.full((6 * drafts,), -1, dtype=torch.int32, device=DEVICE) if block.rooted else None
+    lay(case.batch, block, rows, mask, scored)
+    if scored is not None:
+        assert scored.tolist() == [b * width + j for b in range(6) for j in range(block.first, width)]
     tables, ends = case.tables, case.tables.pages.shape[1] * PAGE
     lengths = set()
     for b, slot in enumerate(case.slots):

@@ -123,7 +123,9 @@ class DFlashDraft(Generic[ProjectionT]):
 
     @torch.inference_mode()
     def forward(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> Drafted:
-        """Of a block's tokens [R], which alone are read: rows [R, hidden], after the last norm."""
+        """Of a block's tokens [R], which alone are read: rows [R, hidden], after the last norm; or as many as
+        are said to leave it.
+        """
         if not rows.depth:
             self.keep(features, tokens, rows, pool)
             return Drafted(features, features)

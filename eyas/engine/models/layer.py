@@ -156,11 +156,16 @@ class DecoderLayer(Generic[ProjectionT]):
         layer: int,
         ops: Ops[Any, Any, Any],
         vectors: torch.Tensor | None = None,
+        leaving: torch.Tensor | None = None,
     ) -> Any:
         """The residual after this layer, whose attention reads `read` and is over the pool's `layer`-th.
-        `vectors` [m, width]: of the rows' tokens for this layer, if it reads some.
+        `vectors` [m, width]: of the rows' tokens for this layer, if it reads some. `leaving` int32 [n]: the
+        rows that the residual then has (None: all); nothing but attention sees the others.
         """
         attended = [(mixer.attend(read, layer, ops), out) for mixer, out in self._mixers]
+        if leaving is not None:
+            attended = [(ops.some(mixed, leaving), out) for mixed, out in attended]
+            residual = ops.fewer(residual, leaving)
         if not self.spec.parallel:
             residual = _added(residual, attended, ops)
         inner, residual = self._feed_forward.inner(residual, ops)
@@ -221,7 +226,7 @@ def run_layers(
     given: Any = None,
     vectors: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The residual's rows [m, hidden] after all layers.
+    """The residual's rows [m, hidden] after all layers, or those that are to leave the last one.
 
     `entering`: sees the rows that enter each layer, and behind the last those that leave it. `given`: what
     the first layer's attention reads; None: the residual, as the others do. `vectors` [m, layers, width]: of
@@ -232,7 +237,8 @@ def run_layers(
         if entering is not None:
             entering(i, ops.leave(residual))
         own = None if vectors is None else vectors[:, layer.number]
-        residual = layer(read, residual, layer.number, ops, own)
+        leaving = ops.leaving if i + 1 == len(layers) else None
+        residual = layer(read, residual, layer.number, ops, own, leaving)
     del read  # its memory is free for what leaves the last layer
     x = ops.leave(residual)
     if entering is not None:

@@ -372,11 +372,14 @@ class DeviceProposer:
         if width:
             rows = round_rows(batch.slots, batch.size * width)
             mask = torch.empty(1, batch.size, width, dtype=torch.int64, device=scored.device)
-            block_rows.lay(batch, block, rows, mask)
+            leaving = rows.tokens.new_empty(batch.size * steps) if block.first > 0 else None
+            block_rows.lay(batch, block, rows, mask, leaving)
             sees = DecodeRows(batch.slots, rows.starts, width, mask, together=not block.causal)
-            made = self.run(last.features, rows, sees, 1).rows.unflatten(0, (batch.size, width))
-            chosen = torch.cat((scored.unsqueeze(1), made), 1) if block.first < 0 else made[:, block.first :]
-            scored = chosen.flatten(0, 1).contiguous()  # one draft of each is a view with gaps
+            made = self.run(last.features, rows, sees, 1, leaving).rows
+            if block.first < 0:
+                made = made.unflatten(0, (batch.size, width))
+                made = torch.cat((scored.unsqueeze(1), made), 1).flatten(0, 1)
+            scored = made
         logits = self.head.logits(scored)
         if not block.coupling:
             chains.propose_all(batch, logits, self.head.token_map)
@@ -408,10 +411,18 @@ class DeviceProposer:
         trees.select(batch, growth)
 
     def run(
-        self, features: torch.Tensor, rows: round_kernels.RoundRows, rounds: DecodeRows, depth: int = 0
+        self,
+        features: torch.Tensor,
+        rows: round_kernels.RoundRows,
+        rounds: DecodeRows,
+        depth: int = 0,
+        leaving: torch.Tensor | None = None,
     ) -> Drafted:
-        """Rows without prompts, so far below the certain ones: what the head makes of them."""
-        return self.head.forward(features, rows.tokens, self._forward(rows, rounds, depth), self.pool)
+        """Rows without prompts, so far below the certain ones: what the head makes of them, or of those that
+        are `leaving` it.
+        """
+        forward = replace(self._forward(rows, rounds, depth), leaving=leaving)
+        return self.head.forward(features, rows.tokens, forward, self.pool)
 
     def keep(self, features: torch.Tensor, rows: round_kernels.RoundRows, rounds: DecodeRows) -> None:
         """Certain rows, of which only what later rows see of them is wanted."""

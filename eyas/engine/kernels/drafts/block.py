@@ -22,17 +22,21 @@ from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import cdiv
 
 
-def lay(batch: RoundBatch, block: DraftBlock, rows: RoundRows, mask: Tensor) -> None:
+def lay(
+    batch: RoundBatch, block: DraftBlock, rows: RoundRows, mask: Tensor, scored: Tensor | None = None
+) -> None:
     """Writes `rows`, as many for each of B sequences, from its root token's row on.
 
     `mask` int64 [1, B, width <= 63] receives the rows that each one sees of its sequence's: those of the
     block, or up to its own if it is causal. A sequence whose drafts, or whose pages, end above has a shorter
-    block; the other rows are empty, and no row of the block sees them.
+    block; the other rows are empty, and no row of the block sees them. `scored` int32 [B * drafts], if it is
+    given, receives the numbers of the rows that drafts come of.
     """
     tables = batch.tables
     _, _, width = mask.shape
     _lay[(cdiv(batch.size * width, LANES),)](
-        *(batch.slots, tables.length, tables.root, tables.speculative, tables.pages, rows.tensors, mask),
+        *(batch.slots, tables.length, tables.root, tables.speculative, tables.pages),
+        *(rows.tensors, mask, scored),
         *(batch.size * width, block.mask_token, tables.padding_slot, tables.pages.shape[1]),
         ROOTED=block.rooted,
         CAUSAL=block.causal,
@@ -46,7 +50,7 @@ def lay(batch: RoundBatch, block: DraftBlock, rows: RoundRows, mask: Tensor) -> 
     )
 
 
-@kernel(do_not_specialize=(*PLAIN, "slots", "block_mask", "mask_token"))
+@kernel(do_not_specialize=(*PLAIN, "slots", "block_mask", "scored", "mask_token"))
 def _lay(
     slots,
     length,
@@ -55,6 +59,7 @@ def _lay(
     pages,
     out,
     block_mask,
+    scored,
     rows,
     mask_token,
     padding,
@@ -86,3 +91,6 @@ def _lay(
     seen = tl.minimum(place + 1, count) if CAUSAL else count
     one = tl.full([BLOCK], 1, tl.int64)
     tl.store(block_mask + row, (one << seen.to(tl.int64)) - 1, mask=inside)
+    if scored is not None:
+        draft = sequence * (WIDTH - FIRST) + place - FIRST
+        tl.store(scored + draft, row, mask=inside & (place >= FIRST))

@@ -128,7 +128,7 @@ def add_normed(
 
 def gather_rows(source: torch.Tensor, index: torch.Tensor, pdl: bool = False) -> torch.Tensor:
     """source [n, width], index int32 or int64 [m] -> [m, width]."""
-    out = source.new_empty(index.shape[0], source.shape[1])
+    out = empty_padded(index.shape[0], source.shape[1], like=source)
     _gather[(index.shape[0],)](source, index, out, None, SCALE=1.0, **_row(source.shape[1], pdl))
     return out
 

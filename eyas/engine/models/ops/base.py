@@ -67,6 +67,19 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
     def leave(self, residual: ResidualT) -> torch.Tensor:
         """The residual's rows [m, hidden]."""
 
+    @property
+    def leaving(self) -> torch.Tensor | None:
+        """The rows that are to leave a draft head's last layer, int32 [n]; None: all."""
+        return None
+
+    def some(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Rows x [m, k] -> those of the numbers int32 [n]."""
+        return x.index_select(0, rows)
+
+    def fewer(self, residual: ResidualT, rows: torch.Tensor) -> ResidualT:
+        """The residual of these rows alone, int32 [n]."""
+        return self.residual(self.some(self.leave(residual), rows))
+
     @abstractmethod
     def whole(self, residual: ResidualT) -> torch.Tensor:
         """The residual's rows as products give them: with those that pad them."""

@@ -75,6 +75,13 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
     def room(self, sizes: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
         return empty_padded(self.step.rows.count, *sizes, like=like)
 
+    @property
+    def leaving(self) -> torch.Tensor | None:
+        return self.step.rows.leaving
+
+    def some(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return row_kernels.gather_rows(x, rows, self.step.context.launch.pdl)
+
     def put(self, x: torch.Tensor, room: torch.Tensor, place: int) -> None:
         row_kernels.put_rows(x, room, place, self.step.context.launch.pdl)
 
