@@ -179,7 +179,10 @@ class StepProgram:
             rows = replace(rows, states=self._states())
         taps = state.head.taps if state.head and (shape.drafts or state.tap) else ()
         x, self._tapped = state.model.forward(rows, state.pool, taps)
-        self._rows = rows
+        self._rows, self._ahead = rows, None
+        if state.drafter is not None and shape.drafts and not shape.chunk:
+            drafter = state.drafter.of(adapted=shape.adapted)
+            self._ahead = drafter.ahead(self._tapped, rows, shape.headed)
         if shape.sampled:
             picked = part["picked"] if shape.chunk else None
             self.logits = state.model.logits(x, picked, self._room, rows.adapters)
@@ -307,10 +310,13 @@ class StepProgram:
             if state.tap.mails and shape.batch:  # features first: who hears of a row looks for its own
                 mailbox.post(state.tables, self._part["slots"], self._table, state.tap.place)
         if state.drafter is not None and shape.drafts:
-            batch = self._batch("slots") if shape.batch else None
-            tokens = self._rows.tokens
             drafter = state.drafter.of(adapted=shape.adapted)
-            drafter.follow(self._tapped, tokens, batch, verdicts, self._chunk(), shape.headed)
+            if self._ahead is not None:
+                drafter.behind(self._ahead, self._part["slots"], shape.headed)
+            else:
+                batch = self._batch("slots") if shape.batch else None
+                tokens = self._rows.tokens
+                drafter.follow(self._tapped, tokens, batch, verdicts, self._chunk(), shape.headed)
         if shape.batch:
             state.look_up(self._part["slots"])
         if shape.ends:

@@ -53,7 +53,8 @@ _log = logging.getLogger("eyas.engine")
 class RankArithmetic:
     """The kernels of one rank of the device path.
 
-    `products` and `drafts`: how the target's products, and a draft head's, are launched.
+    `products` and `drafts`: how the target's products, and a draft head's, are launched; they have scratch
+    memory of their own, since some of the head's run beside the target's.
     """
 
     loaded: EngineSpec
@@ -67,16 +68,16 @@ class RankArithmetic:
         Raises ConfigError for what the exact arithmetic does not cover.
         """
         config = loaded.config
-        fast = skinny.ProductLaunch.on(config.device, pdl=pdl_of(config))
+        fast, drafts = (skinny.ProductLaunch.on(config.device, pdl=pdl_of(config)) for _ in range(2))
         if not config.deterministic:
             _log.info("arithmetic: fast")
-            return cls(loaded, fast, fast)
+            return cls(loaded, fast, drafts)
         _check(loaded)
         os.environ.update(UNSPLIT)
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         exact = dataclasses.replace(fast, exact=True)
-        return cls(loaded, _judged(exact, loaded), fast)
+        return cls(loaded, _judged(exact, loaded), drafts)
 
     @property
     def exact(self) -> bool:

@@ -20,7 +20,9 @@ from eyas.engine.checkpoint.config import DraftBlock
 from eyas.engine.kernels.drafts import block as block_rows
 from eyas.engine.kernels.drafts import chains, paths, trees
 from eyas.engine.kernels.drafts import rounds as round_kernels
+from eyas.engine.kernels.launch.side import SideStream
 from eyas.engine.kernels.products.rows import gather_rows
+from eyas.engine.kernels.products.skinny import MAX_ROWS
 from eyas.engine.kernels.sampling import couple
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import CoupledDraftModel, Drafted, DraftModel, FeatureTap, MaskedDraftModel
@@ -65,6 +67,7 @@ class DeviceDrafter:
         depths = ladder(spec)[1:] if ring is not None else (spec.steps,)
         self._specs = {less.width: less for less in (shallower(spec, depth) for depth in depths)}
         self._ring = ring
+        self._side = SideStream(cuda=tables.length.is_cuda)
         self._updated: DeviceDrafter | None = None
 
     def take_updates(self) -> None:
@@ -90,6 +93,37 @@ class DeviceDrafter:
     def trees(self) -> bool:
         """Whether a proposal can branch."""
         return self._proposer.trees
+
+    def ahead(self, tapped: torch.Tensor, rows: ForwardRows, width: int) -> torch.Tensor | None:
+        """Begins what needs no verdict, beside what the target still does: `behind` takes what is returned.
+
+        That is the context of a block whose rows see it and make nothing of it: refused rows of a chain are
+        written over before any row sees them. None: there is no such block, and `follow` does all.
+        `tapped`, `rows`: of a step without prompts; `width`: as of `follow`.
+        """
+        block, rounds = self._proposer.head.block, rows.rounds
+        if width not in self._specs or rounds is None or block is None or not block.rooted:
+            return None
+        own = slice(0, rounds.rows)
+        adapters = self._proposer.adapters_of(rounds)
+        places = rows.tokens[own], rows.positions[own], rows.kv_rows[own]
+        certain = ForwardRows(*places, rounds, adapters=adapters)
+        features: list[torch.Tensor] = []
+
+        def context() -> None:
+            features.append(self._tap.features(tapped[own], certain.tokens))
+            self._proposer.head.keep(features[0], certain.tokens, certain, self.pool)
+
+        if rounds.rows > MAX_ROWS or adapters is not None:
+            context()
+        else:
+            self._side.begin(context)
+        return features[0]
+
+    def behind(self, features: torch.Tensor, slots: torch.Tensor, width: int) -> None:
+        """Proposes for `slots` int32 [B] after the verdict on their rounds; `features`: as of `ahead`."""
+        self._side.join()
+        self._proposer.propose(Drafted(features, features), slots, self._specs[width])
 
     def follow(
         self,

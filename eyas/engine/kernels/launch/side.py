@@ -1,0 +1,31 @@
+"""A second stream, for work that needs nothing of what is launched after it began."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+
+class SideStream:
+    """One piece of work at a time beside the current stream; without a GPU it is done at once."""
+
+    def __init__(self, *, cuda: bool) -> None:
+        self._stream = torch.cuda.Stream() if cuda else None
+        self._begun = False
+
+    def begin(self, work: Callable[[], object]) -> None:
+        """Launches it behind all that was launched until now."""
+        if self._stream is None:
+            work()
+            return
+        self._begun = True
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            work()
+
+    def join(self) -> None:
+        """What is launched from now on waits for it, if it was begun."""
+        if self._stream is not None and self._begun:
+            torch.cuda.current_stream().wait_stream(self._stream)
+        self._begun = False
