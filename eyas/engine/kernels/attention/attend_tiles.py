@@ -25,7 +25,8 @@ _FEW_PROGRAMS = 256  # of 17 to 32 rows, two of which fill one: measured at 8 an
 class AttentionTiling:
     """The tiling of a launch: a program takes `rows` rows (queries times heads of one key head) and goes
     through its keys `keys` at a time; at most `parts` programs share a sequence's keys, but for the longest,
-    which have `spare` (a power of two) times as many more among them.
+    which have `spare` (a power of two) times as many more among them. `called`: times `keys` that a
+    program calls into L2 while the kernel ahead still runs.
 
     Programs start in the order of the sequences: with the longest first none is left alone at the end.
     """
@@ -36,6 +37,7 @@ class AttentionTiling:
     warps: int
     stages: int
     spare: int = 0
+    called: int = 1
 
 
 def tiling_of(
@@ -80,3 +82,11 @@ def within(tiling: AttentionTiling, window: int, programs: int) -> AttentionTili
 def most_parts(tile: int) -> int:
     """The more rows a program has, the fewer parts: adding up should cost the last one the same."""
     return max(4, 256 // tile)
+
+
+def merged_parts(tiling: AttentionTiling) -> int:
+    """The most parts that the last of a tile's programs has room for: with half as many it adds up twice as
+    many rows at a time.
+    """
+    most = most_parts(tiling.rows)
+    return most // 2 if tiling.rows == 32 and tiling.parts <= most // 2 else most
