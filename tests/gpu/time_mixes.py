@@ -35,7 +35,7 @@ from tests.gpu.time_depths import OTHER, config_of
 from tests.unit.pacing_world import MIXES, mixed
 
 BATCHES = (1, 8, 32, 128, 256)
-LESSONS, TURNS = {"cuda": 3, "cpu": 1}, {"cuda": 2, "cpu": 1}
+LESSONS, TURNS = {"cuda": 5, "cpu": 1}, {"cuda": 2, "cpu": 1}
 BRIEF = {"cuda": Moment(8, 48, 0.12, 0.3), "cpu": Moment(1, 24, 0.0, 60.0)}
 """In which a depth is timed to be known."""
 
@@ -59,7 +59,7 @@ class MixedTraffic:
         self._rates = runner._executor.state.synthetic
         self._count = 0
 
-    def cells(self, batch: int) -> Iterator[dict[str, Any]]:
+    def cells(self, batch: int, mixes: Sequence[str]) -> Iterator[dict[str, Any]]:
         """A line per mix."""
         steps = max(self._depths.places)
         brief = {
@@ -67,7 +67,7 @@ class MixedTraffic:
             for depth in self._depths.places
         }
         took = {depth: seen.worth.seconds * batch / seen.worth.rounds for depth, seen in brief.items()}
-        for mix in MIXES:
+        for mix in mixes:
             chances = together(mix, steps)
             speeds = {depth: batch * worth(chances, depth) / seconds for depth, seconds in took.items()}
             best = max(speeds, key=speeds.__getitem__)
@@ -117,6 +117,7 @@ def main() -> int:
     parser.add_argument("--device", choices=list(MOMENTS), default="cuda")
     parser.add_argument("--shape", default="llama-3.1-8b")
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
+    parser.add_argument("--mixes", nargs="+", choices=list(MIXES), default=list(MIXES))
     parser.add_argument("--seconds", type=float, default=150.0, help="no cell begins after (%(default)s)")
     given = parser.parse_args()
     end, lines = time.monotonic() + given.seconds, []
@@ -125,12 +126,12 @@ def main() -> int:
         warm([config])
         with clocked(config) as cluster:
             traffic = MixedTraffic(cluster, given.device)
-            for line in chain.from_iterable(map(traffic.cells, given.batches)):
+            for line in chain.from_iterable(traffic.cells(batch, given.mixes) for batch in given.batches):
                 say(given.out, line)
                 lines.append(line)
                 if time.monotonic() > end:
                     break
-    print(*report(lines, len(given.batches) * len(MIXES)), sep="\n")
+    print(*report(lines, len(given.batches) * len(given.mixes)), sep="\n")
     return 0
 
 

@@ -107,7 +107,6 @@ class _AttendLayout:
     page_stride: int
     tile: int
     keys: int
-    called: int
     most_parts: int
     pdl: bool
     window: int
@@ -217,7 +216,6 @@ def _layout(heads: int, kv: PagedKv, queries: QueryRows, tiling: AttentionTiling
         page_stride=kv.pool.stride(0),
         tile=tiling.rows,
         keys=tiling.keys,
-        called=tiling.called,
         most_parts=merged_parts(tiling),
         pdl=pdl,
         window=rule.window,
@@ -346,21 +344,19 @@ def _part_of(tables, table_stride, slots, starts, firsts, layout: tl.constexpr):
 
 @triton.jit
 def _prefetch(keys, values, tables, table_stride, slots, starts, firsts, layout: tl.constexpr):
-    """Calls the first blocks of keys and values into the L2 cache while the kernel ahead still runs.
+    """Calls the first block of keys and values into the L2 cache while the kernel ahead still runs.
 
     Only a hint: what it reads may be about to change, and is read again after the wait.
     """
     LINE: tl.constexpr = 128 // (keys.dtype.element_ty.primitive_bitwidth // 8)
     LINES: tl.constexpr = (layout.dim + LINE - 1) // LINE
     _, _, table, _, _, _, first, last, _ = _part_of(tables, table_stride, slots, starts, firsts, layout)
+    row = first + tl.arange(0, layout.keys)
     line = tl.program_id(0) // layout.tiles * layout.share + tl.arange(0, LINES)[None, :] * LINE
-    CALLED: tl.constexpr = layout.called
-    for block in tl.static_range(CALLED):
-        row = first + block * layout.keys + tl.arange(0, layout.keys)
-        at = pages_of(table, row, last, layout.page_size) * layout.page_stride
-        at += (row % layout.page_size)[:, None] * layout.row_stride + line
-        call_ahead(keys + at)
-        call_ahead(values + at)
+    at = pages_of(table, row, last, layout.page_size) * layout.page_stride
+    at += (row % layout.page_size)[:, None] * layout.row_stride + line
+    call_ahead(keys + at)
+    call_ahead(values + at)
 
 
 @triton.jit

@@ -25,8 +25,7 @@ _FEW_PROGRAMS = 256  # of 17 to 32 rows, two of which fill one: measured at 8 an
 class AttentionTiling:
     """The tiling of a launch: a program takes `rows` rows (queries times heads of one key head) and goes
     through its keys `keys` at a time; at most `parts` programs share a sequence's keys, but for the longest,
-    which have `spare` (a power of two) times as many more among them. `called`: times `keys` that a
-    program calls into L2 while the kernel ahead still runs.
+    which have `spare` (a power of two) times as many more among them.
 
     Programs start in the order of the sequences: with the longest first none is left alone at the end.
     """
@@ -37,7 +36,6 @@ class AttentionTiling:
     warps: int
     stages: int
     spare: int = 0
-    called: int = 1
 
 
 def tiling_of(
