@@ -108,6 +108,7 @@ class HeadRun:
         if stored:
             begin_with(self.head, stored)
         if settings.updates:
+            check_whole(self.head, stored)
             learn_updates(self.head, settings.updates)
         self._optimisers = optimisers(self.head, settings.recipe, APART)
         self._step_of = step_for(self.head)
@@ -230,6 +231,15 @@ def begin_with(head: DraftHead, stored: Mapping[str, Tensor]) -> None:
             parameter.copy_(stored[name])
         elif name.endswith(("o_proj.weight", "down_proj.weight")):
             parameter.zero_()
+
+
+def check_whole(head: DraftHead, stored: Mapping[str, Tensor]) -> None:
+    """Raises ConfigError unless `stored` has all that the head learns: updates are of that head alone."""
+    for name, parameter in head.named_parameters():
+        if name not in stored or stored[name].shape != parameter.shape:
+            there = list(stored[name].shape) if name in stored else "not there"
+            text = f"its {name} is {there}, and a head for this target has {list(parameter.shape)}"
+            raise ConfigError(f"--begin-with: {text}: it can have no --updates here", param="begin-with")
 
 
 def described(line: Line) -> str:

@@ -20,7 +20,7 @@ from eyas.engine.models.table import read_model
 from eyas.train.acceptance import ByDepth, count_chains
 from eyas.train.device_teacher import DeviceTeacher
 from eyas.train.head_command import load_teacher
-from eyas.train.head_run import HeadRun, HeadSettings, RunIntervals, TrainingTexts, frequent
+from eyas.train.head_run import HeadRun, HeadSettings, RunIntervals, TrainingTexts, check_whole, frequent
 from eyas.train.heads.table import head_kind
 from eyas.train.packing import PackedBatches, TrainingExample, batch_of
 from eyas.train.recipe import TrainingRecipe
@@ -108,6 +108,10 @@ def test_updates_of_a_head_alone_are_learnt_for_an_adapter(teacher: TeacherModel
         torch.testing.assert_close(added, learnt, rtol=0.05, atol=0.02 * learnt.abs().max().item())
         assert learnt.abs().max() > 0
     assert torch.equal(run.head.get_submodule("fc").weight, stored["fc.weight"].float())
+    with pytest.raises(ConfigError, match=r"--begin-with: its fc.weight is not there"):
+        check_whole(base, {})
+    with pytest.raises(ConfigError, match=r"its fc.weight is \[3\], and a head for this target has \["):
+        check_whole(base, stored | {"fc.weight": torch.ones(3)})
 
 
 class Killed(Exception):
