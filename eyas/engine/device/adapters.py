@@ -7,8 +7,10 @@ in its slot; those that are launched meanwhile go on with the other slots.
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,8 +30,10 @@ from eyas.engine.parallel.ranks import RankCall, RankCalls, RankChannel
 
 READ_S = 300.0  # the slowest rank may take so much longer to read an adapter than rank 0
 
-_PIECE = 2**21
-"""Numbers that are page-locked at a time, and copied: steps' launches wait for that, 0.3 s for a GiB."""
+_PIECE = 2**20
+"""Numbers that are page-locked at a time, and copied: steps' launches wait for that, 0.2 ms for a MiB."""
+_APART_S = 0.0002
+"""Between two pieces: a launch that waits would else wait for most of them, 14 ms of an 8B's adapter."""
 
 
 class DeviceAdapters:
@@ -67,8 +71,8 @@ class DeviceAdapters:
         with torch.cuda.stream(self._stream):  # what the gains are copied by waits for no step
             packed = self._process.read(folder)
         with torch.cuda.device(self._stream.device):
-            pin_each(packed.numbers.split(_PIECE))
-        weakref.finalize(packed, _unlock, packed.numbers, self._stream)
+            pin_each(_apart(packed.numbers.split(_PIECE)))
+        weakref.finalize(packed, _begin_to_unlock, packed.numbers, self._stream).atexit = False
         return packed
 
     def forget(self, adapter: PackedAdapter) -> None:
@@ -221,8 +225,19 @@ class FollowerAdapters:
         return None
 
 
+def _begin_to_unlock(numbers: torch.Tensor, stream: torch.cuda.Stream) -> None:
+    """Beside the steps: it waits for copies, and for the driver."""
+    threading.Thread(target=_unlock, args=(numbers, stream), name="unlocking", daemon=True).start()
+
+
+def _apart(pieces: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    for piece in pieces:
+        yield piece
+        time.sleep(_APART_S)
+
+
 def _unlock(numbers: torch.Tensor, stream: torch.cuda.Stream) -> None:
     """Memory that nobody has any more, behind the copies that read it."""
     stream.synchronize()
-    for piece in numbers.split(_PIECE):
+    for piece in _apart(numbers.split(_PIECE)):
         unpin(piece)
