@@ -56,7 +56,7 @@ def test_rows_are_as_their_norm_leaves_them(
     whole = x if added is None else x + added
     normed = row_kernels.normed(whole, norm)
     expected = route.choose_local(normed.plain @ weight.T, router, None)
-    scored = scored_rows.score(x, added, norm, weight, router)
+    scored = scored_rows.score((x, added), norm, weight, router)
     early = widened(scored.rounded).clone()
     chosen = scored_rows.choose(scored, router, EPS)
     torch.testing.assert_close(scored.residual, whole)
@@ -74,7 +74,7 @@ def test_rows_are_as_their_norm_leaves_them(
 def test_chance_chooses_by_the_same_bits() -> None:
     torch.manual_seed(1)
     x, gain, weight = random(4, HIDDEN), random(HIDDEN), random(24, HIDDEN)
-    scored = scored_rows.score(x, None, NormInput(EPS, gain, BLOCKS), weight, Router(SPEC))
+    scored = scored_rows.score((x, None), NormInput(EPS, gain, BLOCKS), weight, Router(SPEC))
     chosen = scored_rows.choose(scored, Router(SPEC), EPS, uniform=True)
     apart = torch.tensor([[0, 6, 12, 18]], device=DEVICE).expand(4, 4)
     assert torch.equal((chosen.experts - chosen.experts[:, :1]) % 24, apart)

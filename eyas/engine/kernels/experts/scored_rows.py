@@ -35,7 +35,9 @@ MOST_ROWS = 32
 """Of more, launches of their own are as fast: the parts of their logits take as long as the launches."""
 
 _FEW = 16  # rows, up to which a program takes more of k and fewer experts
-_LINE = tl.constexpr(64)  # numbers of 16 bits in a line of L2
+LINE = 128  # bytes of a line of L2
+_LINE = tl.constexpr(LINE)
+_NUMBERS = tl.constexpr(LINE // 2)  # of 16 bits, in a line
 
 
 @dataclass(frozen=True)
@@ -109,17 +111,18 @@ def can_score(m: int, hidden: int, rounding: RowRounding | None, router: Router)
 
 
 def score(
-    x: torch.Tensor,
-    added: torch.Tensor | None,
+    rows: tuple[torch.Tensor, torch.Tensor | None],
     norm: NormInput,
     weight: torch.Tensor,
     router: Router,
+    ahead: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> ScoredRows:
-    """x and `added` [m, hidden], of which the sum is the residual, rounded; weight [at least experts,
-    hidden]: the router's.
+    """rows: x and `added` [m, hidden], of which the sum is the residual, rounded; weight [at least experts,
+    hidden]: the router's. `ahead`: what is called into L2 meanwhile, since all rows will be multiplied by it.
     """
-    (m, hidden), rounding = x.shape, norm.rounding
+    (x, added), rounding = rows, norm.rounding
+    m, hidden = x.shape
     assert rounding is not None and norm.gain is not None
     plan = ScorePlan.of(m, weight, router, rounding.powers, pdl)
     scored = ScoredRows(
@@ -129,9 +132,12 @@ def score(
         x.new_empty(plan.parts, m, dtype=torch.float32),
         plan,
     )
+    size = 0 if ahead is None else ahead.numel() * ahead.element_size()
+    each = power_of_2(cdiv(size, LINE * (plan.tiles + 1) * plan.parts))
     _score[(plan.tiles + 1, plan.parts)](
         *(x, added, norm.gain, weight, scored.residual, scored.rounded.stored, scored.rounded.scales),
-        *(scored.logits, scored.squares, m, plan),
+        *(scored.logits, scored.squares, None if ahead is None else ahead.view(torch.int8), size, m, plan),
+        AHEAD=each,
         num_warps=8,
         launch_pdl=pdl,
     )
@@ -151,9 +157,10 @@ def choose(scored: ScoredRows, router: Router, eps: float, uniform: bool = False
     return chosen
 
 
-@kernel(do_not_specialize=["m"])
+@kernel(do_not_specialize=["size", "m"])
 def _score(
-    x, added, gain, weight, out, stored, scales, logits, squares, m, plan: tl.constexpr
+    x, added, gain, weight, out, stored, scales, logits, squares, ahead, size, m, plan: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of experts, and one that rounds; parts of k)."""
     tile, part = tl.program_id(0), tl.program_id(1)
@@ -165,9 +172,12 @@ def _score(
     here = (expert < plan.experts)[:, None] & within[None, :]
     its = weight + expert[:, None] * plan.hidden
     if plan.pdl and tile < plan.tiles:
-        line = part * plan.depth + tl.arange(0, plan.depth // _LINE) * _LINE
+        line = part * plan.depth + tl.arange(0, plan.depth // _NUMBERS) * _NUMBERS
         call_ahead(weight + tl.minimum(expert, plan.experts - 1)[:, None] * plan.hidden
                    + tl.minimum(line, plan.hidden - 1)[None, :])  # fmt: skip
+    if plan.pdl and ahead is not None:
+        own = ((part * (plan.tiles + 1) + tile) * AHEAD + tl.arange(0, AHEAD)) * _LINE
+        call_ahead(ahead + tl.minimum(own, size - 1))
     after_previous(plan.pdl)
     inside = (row < m)[:, None] & within[None, :]
     at = row[:, None] * plan.hidden + column[None, :]

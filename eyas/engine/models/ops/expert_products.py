@@ -118,8 +118,7 @@ def routed_rounded(
     """The same of few rows that experts read in FP8, and what the residual [m, hidden] waits for; by
     two launches, which add, norm and round as well. None where they do not know all of it.
     """
-    (x, added), context, rounding = rows, step.context, norm.rounding
-    m, hidden = x.shape
+    (m, hidden), context, rounding = rows[0].shape, step.context, norm.rounding
     router = Router(part.spec, part.correction, part.shared, part.bias)
     plain = part.factors is None and not part.spec.weighs_input and part.spec.scores in KNOWN_SCORES
     own = experts.beside is None and experts.latent is None and step.everyones is None
@@ -131,9 +130,16 @@ def routed_rounded(
     if not scored_rows.can_score(m, hidden, rounding, router):
         return None
     assert rounding is not None
-    scored = scored_rows.score(x, added, norm, part.weight, router, context.launch.pdl)
+    shared = _shared_weight(gated.projection, part)
+    scored = scored_rows.score(rows, norm, part.weight, router, shared, context.launch.pdl)
     chosen = scored_rows.choose(scored, router, norm.eps, context.uniform_experts)
     return ScoredRoute(Routed(NormedRows(None, scored.rounded, rounding), chosen), scored.residual)
+
+
+def _shared_weight(gated: Projection, part: RouterPart) -> torch.Tensor | None:
+    """The gate and up of the expert that all rows take, if there is one beside the router's."""
+    weight = gated.of_experts
+    return weight.stored[part.spec.experts] if part.shared and isinstance(weight, StoredWeight) else None
 
 
 def routed_row(
