@@ -25,8 +25,8 @@ LONE_CHUNKS = (640, 768, 1024, 1536)
 """Rows of prompts that have a graph where layers have states: an agent's turn, which goes on from a cached
 state, has so many. One by one, the host launches their kernels, some 700, for longer than a GPU computes.
 """
-LATENT_CHUNKS = (768, 1024, 1536, 2048, 2560, 3072, 3584, 4096)
-"""The same where layers have latents, whose kernels are twice as many: of up to so many rows."""
+LATENT_CHUNKS = (768, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192)
+"""The same where layers have latents, whose kernels are twice as many."""
 
 
 def buckets_of(loaded: EngineSpec) -> GraphBuckets:

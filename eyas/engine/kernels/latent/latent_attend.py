@@ -24,7 +24,12 @@ from eyas.engine.kernels.attention.attend_tiles import AttentionTiling
 from eyas.engine.kernels.attention.paged import PagedKv, pages_of
 from eyas.engine.kernels.attention.scores import first_row, lowest_row
 from eyas.engine.kernels.attention.softmax import UNSEEN
-from eyas.engine.kernels.latent.latent_tiles import latent_chunk_tiling, latent_tiling_of, least_part
+from eyas.engine.kernels.latent.latent_tiles import (
+    latent_chunk_tiling,
+    latent_tiling_of,
+    least_part,
+    piece_of,
+)
 from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.sizes import cdiv
 
@@ -94,6 +99,7 @@ class _LatentAttendLayout:
     keys: int
     pdl: bool
     bounded: bool
+    piece: int
     least: int = 0
 
     @property
@@ -123,7 +129,7 @@ def attend_latents(
     tiling = tiling or latent_tiling_of(batch, queries.width * heads)
     extent, words = queries.extent or queries.width, 0 if queries.mask is None else queries.mask.shape[0]
     layout = _layout(kv, heads, latent, tiling, (queries.width, extent, words), scratch.pdl)
-    layout = replace(layout, least=least_part(q.shape[0]))
+    layout = replace(layout, least=least_part(q.shape[0]), piece=piece_of(latent, tiling.rows, batch))
     mask = queries.starts if queries.mask is None else queries.mask
     total = q.shape[0] * heads
     grid = (cdiv(layout.rows, tiling.rows), tiling.parts, batch)
@@ -179,6 +185,7 @@ def _layout(
         keys=tiling.keys,
         pdl=pdl,
         bounded=kv.firsts is not None,
+        piece=latent,
     )
 
 
@@ -217,14 +224,16 @@ def _attend(
     last = tl.minimum(first + length, end)
     table = tables + slot.to(tl.int64) * table_stride
     edge = first_row(firsts, slot)
-    acc, lse = _over_rows(
+    accs, total, lse = _over_rows(
         q, place, real, sees[:, None], pool, table, start, low, edge, first, last, scale,
         tl.num_programs(2) * layout.width, layout,
     )  # fmt: skip
     place += part.to(tl.int64) * tl.num_programs(2) * layout.rows
     tl.store(lses + place, lse, mask=real)
-    column = tl.arange(0, layout.latent)
-    tl.store(parts + place[:, None] * layout.latent + column[None, :], acc, mask=real[:, None])
+    column = tl.arange(0, layout.piece)
+    for i in tl.static_range(layout.latent // layout.piece):
+        to = parts + place[:, None] * layout.latent + i * layout.piece + column[None, :]
+        tl.store(to, accs[i] / total[:, None], mask=real[:, None])
 
 
 @kernel(do_not_specialize=["tables", "table_stride", "firsts", "tiles"])
@@ -245,31 +254,36 @@ def _attend_chunks(
     place = (tl.load(tile + 1) + query).to(tl.int64) * layout.heads + row % layout.heads
     table = tables + slot.to(tl.int64) * table_stride
     first, edge = low // layout.keys * layout.keys, first_row(firsts, slot)
-    acc, _ = _over_rows(
+    accs, total, _ = _over_rows(
         q, place, real, query[:, None], pool, table, start, low, edge, first, start + count, scale, 0, layout
     )
-    column = tl.arange(0, layout.latent)
-    out_at = out + place[:, None] * layout.latent + column[None, :]
-    tl.store(out_at, acc.to(out.dtype.element_ty), mask=real[:, None])
+    column = tl.arange(0, layout.piece)
+    for i in tl.static_range(layout.latent // layout.piece):
+        out_at = out + place[:, None] * layout.latent + i * layout.piece + column[None, :]
+        tl.store(out_at, (accs[i] / total[:, None]).to(out.dtype.element_ty), mask=real[:, None])
 
 
 @triton.jit
 def _over_rows(
     q, place, real, sees, pool, table, start, low, edge, first, last, scale, queries, layout: tl.constexpr
 ):
-    """Softmax over rows first .. last - 1 in blocks -> result float32 [tile, latent], base 2 lse [tile].
+    """Softmax over rows first .. last - 1 in blocks -> weighted sums float32 [tile, piece] of each piece of
+    the latents, the sum of weights [tile], and base 2 lse [tile].
 
     place int64 [tile]: the rows of q, of which the `real` ones are there; sees [tile, 1]: a query's own row
     after `start`, or its mask, or the address of the first of its mask's words, which lie `queries` apart;
     low: the first row that any of them sees; of a chain, rows before `edge` are seen by themselves alone.
     """
-    latent, rotated = tl.arange(0, layout.latent)[None, :], tl.arange(0, layout.rotated)[None, :]
+    COUNT: tl.constexpr = layout.latent // layout.piece
+    piece, rotated = tl.arange(0, layout.piece)[None, :], tl.arange(0, layout.rotated)[None, :]
     q_at = q + place[:, None] * layout.row
-    q_latent = tl.load(q_at + latent, mask=real[:, None], other=0.0)
     q_rotated = tl.load(q_at + layout.latent + rotated, mask=real[:, None], other=0.0)
+    q_pieces, accs = (), ()
+    for i in tl.static_range(COUNT):
+        q_pieces = q_pieces + (tl.load(q_at + i * layout.piece + piece, mask=real[:, None], other=0.0),)  # type: ignore[assignment]
+        accs = accs + (tl.full([layout.tile, layout.piece], 0.0, tl.float32),)  # type: ignore[assignment]
     peak = tl.full([layout.tile], UNSEEN, tl.float32)
     total = tl.full([layout.tile], 0.0, tl.float32)
-    acc = tl.full([layout.tile, layout.latent], 0.0, tl.float32)
     row = first + tl.arange(0, layout.keys)
     pages = pages_of(table, row, last, layout.page_size)
     for block in range(first, last, layout.keys):
@@ -279,11 +293,16 @@ def _over_rows(
             inside = inside & (row >= low)
         at = pool + pages * layout.page_stride + (row % layout.page_size)[:, None] * layout.row
         pages = pages_of(table, row + layout.keys, last, layout.page_size)  # ahead of the rows they lead to
-        k = tl.load(at + latent, mask=inside[:, None], other=0.0).to(q.dtype.element_ty)
+        ks = ()
+        for i in tl.static_range(COUNT):
+            k = tl.load(at + i * layout.piece + piece, mask=inside[:, None], other=0.0)
+            ks = ks + (k.to(q.dtype.element_ty),)  # type: ignore[assignment]
         k_rotated = tl.load(at + layout.latent + rotated, mask=inside[:, None], other=0.0)
         k_rotated = k_rotated.to(q.dtype.element_ty)
-        scores = tl.dot(q_latent, tl.trans(k), input_precision="ieee")
-        scores = tl.dot(q_rotated, tl.trans(k_rotated), scores, input_precision="ieee") * scale
+        scores = tl.dot(q_rotated, tl.trans(k_rotated), input_precision="ieee")
+        for i in tl.static_range(COUNT):
+            scores += tl.dot(q_pieces[i], tl.trans(ks[i]), input_precision="ieee")
+        scores *= scale
         if layout.bounded:
             seen = _seen(row[None, :] - start, sees, queries, layout) & inside[None, :]
             if layout.words == 0:
@@ -296,9 +315,13 @@ def _over_rows(
         weights = tl.exp2(scores - new_peak[:, None])
         rescale = tl.exp2(peak - new_peak)
         total = total * rescale + tl.sum(weights, 1)
-        acc = tl.dot(weights.to(k.dtype), k, acc * rescale[:, None], input_precision="ieee")
+        made = ()
+        for i in tl.static_range(COUNT):
+            share = weights.to(ks[i].dtype)
+            made = made + (tl.dot(share, ks[i], accs[i] * rescale[:, None], input_precision="ieee"),)  # type: ignore[assignment]
+        accs = made
         peak = new_peak
-    return acc / total[:, None], peak + tl.log2(total)
+    return accs, total, peak + tl.log2(total)
 
 
 @triton.jit

@@ -19,6 +19,7 @@ _FEW = 8  # rows of a step
 _PROGRAMS = (264, 132)  # of 16 rows two for each multiprocessor, of more one: there is no room for a second
 _KEYS = 32
 _ALONE = 8  # sequences, of which a step has no more: more warps for each, measured on an H200
+_FEWEST = 2  # of which more are cut into two pieces, others into four
 
 
 def latent_tiling_of(batch: int, rows: int) -> AttentionTiling:
@@ -35,6 +36,14 @@ def latent_tiling_of(batch: int, rows: int) -> AttentionTiling:
 def least_part(rows: int) -> int:
     """The fewest keys of a part in a step of `rows` rows: parts of few rows are cheap to add up."""
     return _LEAST_OF_FEW if rows <= _FEW else _LEAST
+
+
+def piece_of(latent: int, tile: int, batch: int) -> int:
+    """Elements of latents that the matrix unit adds up by themselves, for programs of `tile` rows in a step
+    of `batch` sequences: of 16 rows, one sum of 512 elements waits for itself 32 times.
+    """
+    pieces = 1 if tile > 16 else 2 if _FEWEST < batch <= _ALONE else 4
+    return max(latent // pieces, 16)
 
 
 def latent_chunk_tiling(heads: int) -> AttentionTiling:

@@ -26,6 +26,9 @@ from eyas.engine.layers import routing
 from eyas.engine.models.ops.device_step import Forward, product_float32
 from eyas.engine.models.ops.parts import ExpertsPart, Routed, RouterPart
 
+FEW_AHEAD = 2
+"""Rows: of more, the experts that they choose take so long that one which is there already saves nothing."""
+
 KNOWN_SCORES = ("sigmoid", "softmax")
 """Those of `eyas.engine.layers.routing` that the kernel has."""
 
@@ -130,7 +133,7 @@ def routed_rounded(
     if not scored_rows.can_score(m, hidden, rounding, router):
         return None
     assert rounding is not None
-    shared = _shared_weight(gated.projection, part)
+    shared = _shared_weight(gated.projection, part) if m <= FEW_AHEAD else None
     scored = scored_rows.score(rows, norm, part.weight, router, shared, context.launch.pdl)
     chosen = scored_rows.choose(scored, router, norm.eps, context.uniform_experts)
     return ScoredRoute(Routed(NormedRows(None, scored.rounded, rounding), chosen), scored.residual)
