@@ -90,7 +90,7 @@ def watched_loads() -> Stopwatch:
     for owner, name in (
         (peft, "read_files"),
         (peft, "_check_numbers"),
-        (HostTensors, "digest"),
+        (HostTensors, "digest_in_order"),
         (AdapterReader, "read"),
         (AdapterSites, "packed"),
         (ReadingProcess, "read"),

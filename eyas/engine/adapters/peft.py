@@ -215,7 +215,7 @@ def read_adapter(
     updates: dict[str, LowRankUpdate] = {}
     scalings = {pair.name: config.scaling_of(pair.name) for pair in pairs}
     beside = ThreadPoolExecutor(1, "content")
-    content = beside.submit(lambda: f"{file.digest()} {sorted(scalings.items())}")
+    content = beside.submit(lambda: f"{file.digest_in_order()} {sorted(scalings.items())}")
     beside.shutdown(wait=False)
     for pair in pairs:
         down, up = file.tensor(pair.lower.name), file.tensor(pair.upper.name)
