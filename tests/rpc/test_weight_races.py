@@ -21,6 +21,8 @@ from eyas.common.errors import Unavailable, WeightsChanged, WeightsChanging
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role, WeightsInfo, WorkerInfo
 from eyas.common.weights import FolderSource, Running, WeightsReply
+from eyas.common.wire.control import PauseGeneration, PauseMode
+from eyas.common.wire.control_service import ControlClient
 from eyas.common.wire.rpc import ChannelPool
 from gateway.backends.admission import served_model
 from gateway.backends.generate import ClusterBackend
@@ -141,3 +143,25 @@ async def test_requests_that_come_in_a_pause_begin_with_the_weights_that_come_in
         for answer in await asyncio.gather(*late):
             assert answer.status_code == 200, answer.text
             assert answer.json()["meta_info"]["weight_version"] == "v1"
+
+
+async def test_what_begins_while_workers_pause_one_by_one_ends_before_new_weights(tmp_path: Path) -> None:
+    """Decode pauses, then a request comes, then prefill pauses, which has computed its prompt."""
+    config = tiny_config(tmp_path / "models")
+    sampling = {"max_new_tokens": 6, "temperature": 0.0, "ignore_eos": True}
+    body = {"input_ids": list(range(5, 45)), "sampling_params": sampling}
+    async with real_cluster(config, tmp_path, SPLIT) as cluster:
+        of_role = {worker.front.describe().roles[0]: worker for worker in cluster.workers}
+        for role in (Role.DECODE, Role.PREFILL):
+            async with of_role[role].dial(of_role[role].address) as channel:
+                await ControlClient(channel).control(PauseGeneration(PauseMode.ABORT))
+            if role is Role.DECODE:
+                caught = asyncio.create_task(cluster.http.post("/generate", json=body))
+                await until(lambda: of_role[Role.PREFILL].load.leases == 1)
+        update = {"model_path": config.model, "weight_version": "v1", "timeout": 5}
+        said = await cluster.http.post("/update_weights_from_disk", json=update)
+        assert said.status_code == 200 and said.json()["success"], said.text
+        ended = (await caught).json()
+        assert ended["meta_info"]["finish_reason"]["type"] == "abort"
+        assert len(ended["output_ids"]) == 1
+        assert (await cluster.http.post("/continue_generation", json={})).status_code == 200

@@ -92,7 +92,7 @@ class Worker:
             between=self._between.append,
             beat=no_pulse,
             away=lambda: self.away,
-            paused=lambda: False,
+            paused=frozenset,
         )
 
     def _add(self, answer: WeightsAnswer) -> None:

@@ -62,10 +62,9 @@ class EngineControl:
     memory: MemoryParts
     work: Callable[[], str]
     forget: Callable[[], None]
-    paused: bool = False
+    paused: frozenset[PauseMode] = frozenset()  # by these, one after the other; empty: it is not
     released: tuple[MemoryTag, ...] = ()
     _queue: deque[tuple[ControlEngine, float]] = field(default_factory=deque)  # and when it came
-    _keeps: bool = True  # what comes in a pause keeps its KV, if memory is to leave
     _until: float | None = None  # monotonic seconds: when a pause ends by itself
     _moving: Future[_Moves] | None = None
     _thread: ThreadPoolExecutor = field(
@@ -81,6 +80,11 @@ class EngineControl:
     def waits(self) -> bool:
         """Whether a command waits, as for the end of what runs."""
         return bool(self._queue)
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether what comes in a pause keeps its KV, if memory is to leave."""
+        return self.paused <= {PauseMode.IN_PLACE}
 
     @property
     def moving(self) -> bool:
@@ -131,12 +135,11 @@ class EngineControl:
                 return self._resume(tags)
 
     def _go_on(self) -> None:
-        self.paused, self._keeps, self._until = False, True, None
+        self.paused, self._until = frozenset(), None
 
     def _pause(self, mode: PauseMode) -> ControlOutcome:
         self.loop.rest()
-        self.paused = True
-        self._keeps &= mode is PauseMode.IN_PLACE
+        self.paused |= {mode}
         match mode:
             case PauseMode.ABORT:
                 return ControlOutcome(self.requests.abort())

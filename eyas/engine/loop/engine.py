@@ -452,7 +452,7 @@ class Engine:
             states=scheduler.states,
             weights=self._updates.info,
             adapters=self._adapters.counts(0 if scheduler.adapters is None else scheduler.adapters.waiting),
-            paused=self._control.paused,
+            paused=bool(self._control.paused),
             released=self._control.released,
         )
 

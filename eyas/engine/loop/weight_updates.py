@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -40,6 +40,7 @@ from eyas.common.weights import (
     Running,
     WeightsReply,
 )
+from eyas.common.wire.control import PauseMode
 from eyas.common.wire.message import WireFailure
 from eyas.engine.ipc.messages import WeightsAnswer, WeightsCall
 from eyas.engine.ipc.outbox import EventOutbox
@@ -110,7 +111,7 @@ class _Closing:
 class WeightUpdates:
     """`work`: what the engine still has, as "2 requests"; empty: nothing. `forget`: drops all that is cached;
     None: pages are in use. `between`: runs a call between two steps. `away`: their memory has left. `paused`:
-    what waits in the queue does not run.
+    how, if what waits in the queue does not run.
     """
 
     store: WeightStore
@@ -121,7 +122,7 @@ class WeightUpdates:
     between: Callable[[Callable[[], None]], None]
     beat: Beat
     away: Callable[[], bool]
-    paused: Callable[[], bool]
+    paused: Callable[[], Collection[PauseMode]]
     info: WeightsInfo = WeightsInfo()
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "weights"))
     _reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "read weights"))
@@ -288,6 +289,8 @@ class WeightUpdates:
         elif now >= closing.until:
             self._refuse(closing.call, Busy(f"it still has {work}"))
             self._open()
+        elif PauseMode.ABORT in self.paused():  # prefill heard of the pause a little later than decode
+            self.requests.abort_begun()
 
     def _tidy(self) -> None:
         """What was prepared goes, since nothing has followed: others may take as long to prepare theirs."""

@@ -179,7 +179,18 @@ class RequestTable:
         """Ends every request that decodes here with the tokens that it has; how many. Prompts for other
         workers stay: who asked for them hears of the end there.
         """
-        ended = [g for g in self.table.values() if g.kind is not GenerationKind.PREFILL]
+        return self._abort([g for g in self.table.values() if g.kind is not GenerationKind.PREFILL])
+
+    def abort_begun(self) -> int:
+        """The same, for what came since and has begun elsewhere."""
+        others = [g for g in self.table.values() if g.kind is not GenerationKind.PREFILL]
+        return self._abort([g for g in others if g.attached >= 0 or self._has_tokens(g)])
+
+    @staticmethod
+    def _has_tokens(generation: Generation) -> bool:
+        return generation.request.begun or any(seq.output for seq in generation.sequences)
+
+    def _abort(self, ended: list[Generation]) -> int:
         for generation in ended:
             if generation.scores is not None and generation.scores.next is not None:
                 generation.scores = None  # not all of the prompt is scored
@@ -238,8 +249,8 @@ class RequestTable:
     def turn_away(self, error: EyasError) -> None:
         """Fails every request that has not begun here, and of which no token is known: it may begin anew."""
         for generation in list(self.table.values()):
-            begun = generation.began or generation.request.begun or generation.kind is GenerationKind.ATTACH
-            if not begun and not any(seq.output for seq in generation.sequences):
+            begun = generation.began or generation.kind is GenerationKind.ATTACH
+            if not begun and not self._has_tokens(generation):
                 self.fail(generation, error)
 
     def spoil(self, generation: Generation) -> None:
