@@ -41,6 +41,7 @@ def drafted(state: DeviceState) -> tuple[torch.Tensor, torch.Tensor]:
     found = []
     for _ in range(ROUNDS):
         program.forward()
+        assert not state.drafter._side.begun, "a graph would end before what was begun in it"
         program.rest(program.choose())
         found.append((state.tables.drafts[:BATCH, :STEPS].clone(), state.tables.length[:BATCH].clone()))
     drafts, lengths = zip(*found, strict=True)

@@ -179,13 +179,14 @@ class StepProgram:
             rows = replace(rows, states=self._states())
         taps = state.head.taps if state.head and (shape.drafts or state.tap) else ()
         x, self._tapped = state.model.forward(rows, state.pool, taps)
-        self._rows, self._ahead = rows, None
-        if state.drafter is not None and shape.drafts and not shape.chunk:
-            drafter = state.drafter.of(adapted=shape.adapted)
-            self._ahead = drafter.ahead(self._tapped, rows, shape.headed)
+        self._rows, self._ahead, drafter = rows, None, state.drafter
+        if drafter is not None and shape.drafts and not shape.chunk:
+            self._ahead = drafter.of(adapted=shape.adapted).ahead(self._tapped, rows, shape.headed)
         if shape.sampled:
             picked = part["picked"] if shape.chunk else None
             self.logits = state.model.logits(x, picked, self._room, rows.adapters)
+        if drafter is not None:
+            drafter.meet()  # here, since a graph ends with the logits
         return x
 
     @property

@@ -95,7 +95,7 @@ class DeviceDrafter:
         return self._proposer.trees
 
     def ahead(self, tapped: torch.Tensor, rows: ForwardRows, width: int) -> torch.Tensor | None:
-        """Begins what needs no verdict, beside what the target still does: `behind` takes what is returned.
+        """Begins what needs no verdict, beside what is launched until `meet`; `behind` takes what it returns.
 
         That is the context of a block whose rows see it and make nothing of it: refused rows of a chain are
         written over before any row sees them. None: there is no such block, and `follow` does all.
@@ -120,9 +120,12 @@ class DeviceDrafter:
             self._side.begin(context)
         return features[0]
 
+    def meet(self) -> None:
+        """What is launched from now on follows what `ahead` began."""
+        self._side.join()
+
     def behind(self, features: torch.Tensor, slots: torch.Tensor, width: int) -> None:
         """Proposes for `slots` int32 [B] after the verdict on their rounds; `features`: as of `ahead`."""
-        self._side.join()
         self._proposer.propose(Drafted(features, features), slots, self._specs[width])
 
     def follow(

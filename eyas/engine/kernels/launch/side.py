@@ -12,20 +12,20 @@ class SideStream:
 
     def __init__(self, *, cuda: bool) -> None:
         self._stream = torch.cuda.Stream() if cuda else None
-        self._begun = False
+        self.begun = False  # and not joined yet
 
     def begin(self, work: Callable[[], object]) -> None:
         """Launches it behind all that was launched until now."""
+        self.begun = True
         if self._stream is None:
             work()
             return
-        self._begun = True
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             work()
 
     def join(self) -> None:
         """What is launched from now on waits for it, if it was begun."""
-        if self._stream is not None and self._begun:
+        if self._stream is not None and self.begun:
             torch.cuda.current_stream().wait_stream(self._stream)
-        self._begun = False
+        self.begun = False
