@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Hashable, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -166,7 +167,9 @@ class Tier:
         )
         self.engine = Engine(parts, self)
         self.engine._loop._clock = StepClock(_standing)  # a world can be stored
-        self.engine._updates._thread = self.engine._control._thread = NoThread()  # type: ignore[assignment]
+        updates = self.engine._updates
+        updates._thread = updates._reader = self.engine._control._thread = NoThread()  # type: ignore[assignment]
+        updates._reading = nullcontext()  # type: ignore[assignment]
         self.gave_way = False  # somebody, to another call, so far
         self.scheduler._take_from_richer = self._take_from_richer  # type: ignore[method-assign]
         self.requests = self.engine._requests

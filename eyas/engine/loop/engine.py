@@ -216,7 +216,7 @@ class Engine:
             between=self.between_steps,
             beat=self._pulse,
             away=self._weights_away,
-            paused=lambda: self._control.paused,
+            paused=self._paused,
         )
 
     def _routes(self) -> dict[type, Callable[..., None]]:
@@ -343,6 +343,10 @@ class Engine:
             self._parts.balance.poll(now)
         freed = self._scheduler.pool.used < used and self._scheduler.waiting
         return bool(back or freed or seated) or self._requests.joins > joins
+
+    def _paused(self) -> bool:
+        """Whether no step begins until an operator resumes."""
+        return self._control.paused
 
     def _weights_away(self) -> bool:
         """Whether the memory of weights, and of adapters' slots, has left, or leaves."""
