@@ -74,7 +74,7 @@ def _added(site: Site, x: torch.Tensor, slots: list[int], *, exact: bool = False
     if isinstance(added, updates.RowUpdates):
         updates.add(made, added, K, PDL, exact)
     else:
-        grouped_updates.add(made, added, PDL)
+        added.add_to(made, PDL)
     return made.cpu() - 1.0
 
 
@@ -99,19 +99,10 @@ def test_a_row_has_its_bits_alone() -> None:
         assert torch.equal(alone[0], together[row])
 
 
-@pytest.mark.parametrize(
-    ("m", "split", "early"),
-    [
-        (20, 1, 64),
-        pytest.param(20, 1, 0, marks=pytest.mark.slow),
-        pytest.param(40, 5, 64, marks=pytest.mark.slow),
-    ],
-)
-def test_a_row_has_its_bits_beside_any_other(
-    monkeypatch: pytest.MonkeyPatch, m: int, split: int, early: int
-) -> None:
-    monkeypatch.setattr(grouped_updates, "_CHUNKS", (32,))
-    monkeypatch.setattr(grouped_updates, "_EARLY", early)
+@pytest.mark.parametrize(("m", "split"), [(20, 1), pytest.param(40, 5, marks=pytest.mark.slow)])
+def test_a_row_has_its_bits_beside_any_other(monkeypatch: pytest.MonkeyPatch, m: int, split: int) -> None:
+    monkeypatch.setattr(grouped_updates, "_CHUNK", 32)
+    monkeypatch.setattr(grouped_updates, "_COLUMNS", 32)
     site = Site(torch.float16, 1, 64)
     x, weight = torch.randn(m, K).half().to(DEVICE), torch.zeros(site.n, K).half().to(DEVICE)
     tile = ProductTile(32, 16, 4, 2, split=split)
@@ -130,6 +121,23 @@ def test_a_row_has_its_bits_beside_any_other(
     other = made([slots[row] if row % 5 == 2 else 2 for row in range(m)])
     assert torch.equal(other[2::5], together[2::5]) and not torch.equal(other, together)
     assert not made([0] * m).any()
+
+
+@pytest.mark.parametrize("m", [7, 100])
+def test_rows_of_one_adapter_are_groups_of_sixteen(m: int) -> None:
+    slots = [3 if row % 9 else row % 4 for row in range(m)]
+    rows_of = torch.tensor(slots, dtype=torch.int32, device=DEVICE)
+    table = grouped_updates.AdapterGroups(rows_of).table.tolist()
+    most = grouped_updates.MOST.value
+    groups = []
+    for group, slot in enumerate(table[1 : 1 + table[0]]):
+        first = 1 + most + 16 * group
+        rows = [row for row in table[first : first + 16] if row >= 0]
+        assert 0 < len(rows) <= 16 and all(slots[row] == slot for row in rows)
+        groups.append(rows)
+    assert [rows[0] for rows in groups] == sorted(rows[0] for rows in groups)
+    assert sorted(sum(groups, [])) == [row for row in range(m) if slots[row]]
+    assert len(groups) == sum(-(-slots.count(slot) // 16) for slot in set(slots) - {0})
 
 
 def test_a_step_has_blank_numbers_as_long_as_products_take_some() -> None:

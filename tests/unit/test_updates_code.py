@@ -36,7 +36,7 @@ def launches() -> None:
             if isinstance(added, updates.RowUpdates):
                 updates.add(made, added, K, True, exact)
             else:
-                grouped_updates.add(made, added, True)
+                added.add_to(made, True)
 
 
 def updates_of(x: torch.Tensor, numbers: updates.SiteNumbers, exact: bool) -> skinny.Updates:

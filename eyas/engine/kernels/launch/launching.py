@@ -138,10 +138,25 @@ def call_ahead_where(lines, there):
 
 
 @triton.jit
-def fence_written():
-    """Lets Hopper's matrix unit see what each thread has written to shared memory, behind a barrier."""
+def in_turn(numbers):
+    """The same numbers, in registers up to here: else the compiler puts what the matrix unit multiplies into
+    shared memory as soon as it is loaded, however late it is needed.
+    """
+    if not INTERPRETED:
+        PACK: tl.constexpr = 32 // numbers.dtype.primitive_bitwidth
+        numbers = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [numbers], dtype=numbers.dtype, is_pure=False, pack=PACK
+        )
+    return numbers
+
+
+@triton.jit
+def fence_acquired():
+    """Behind a sign that memory is there: what is read from now on, by the tensor memory accelerator too, is
+    what was written before the sign.
+    """
     tl.inline_asm_elementwise(
-        "{ fence.proxy.async.shared::cta; mov.b32 $0, $1; }",
+        "{ fence.acq_rel.gpu; fence.proxy.async.global; mov.b32 $0, $1; }",
         "=r,r",
         [tl.arange(0, 128)],
         dtype=tl.int32,

@@ -332,9 +332,13 @@ def _plan(
 def _with_updates(
     plan: ProductPlan, updates: Updates | None, *, by_parts: bool = True
 ) -> tuple[ProductPlan, tuple[torch.Tensor, ...] | None]:
-    """The plan with what adapters add, and the tensors of that. `by_parts`: a tile has one part."""
+    """The plan with what adapters add, which may begin to be made, and the tensors of that. `by_parts`: a
+    tile has one part.
+    """
     if updates is None:
         return plan, None
+    if isinstance(updates, GroupUpdates):
+        return replace(plan, added=True), updates.beside(plan.pdl)
     site = updates.site
     plan = replace(
         plan,
@@ -343,10 +347,7 @@ def _with_updates(
         stride=site.places.stride(0),
         mixed=site.parts > 1 and not by_parts,
     )
-    if isinstance(updates, RowUpdates):
-        return plan, updates.tensors
-    cut = updates.cut(plan.n)
-    return replace(plan, cut=cut), updates.tensors(cut)
+    return plan, updates.tensors
 
 
 def _padded(m: int) -> int:
@@ -395,7 +396,7 @@ def _counts(source: SkinnyInput) -> tuple[int, int]:
 
 
 def _start(kernel: Any, plan: ProductPlan, args: tuple[Any, ...], launch: ProductLaunch) -> None:
-    grid = (plan.beside + plan.n // plan.columns, plan.split)
+    grid = (plan.n // plan.columns, plan.split)
     options = {"num_warps": plan.warps, "num_stages": plan.stages, "launch_pdl": plan.pdl}
     if plan.exact:
         options["enable_fp_fusion"] = False

@@ -16,7 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from eyas.engine.kernels.launch.launching import call_ahead, kernel
 from eyas.engine.kernels.launch.sizes import cdiv
 from eyas.engine.kernels.products.activation import steepness
-from eyas.engine.kernels.products.grouped_updates import GroupCut
+from eyas.engine.kernels.products.grouped_updates import rows_are_there
 from eyas.engine.kernels.products.halving import halving_sum, halving_total
 from eyas.engine.kernels.products.packed_steps import (
     by_warps,
@@ -33,14 +33,16 @@ from eyas.engine.kernels.products.rope_store import (
     store_scaled,
 )
 from eyas.engine.kernels.products.skinny_updates import (
+    adapted_before,
     head_uppers_before,
     lines_of,
     lowers_behind,
-    multiply_beside,
     part_at,
     updated,
     updated_head,
     uppers_before,
+    wait_for_added,
+    with_added_beside,
 )
 from eyas.engine.kernels.products.updates import GRAIN
 
@@ -63,9 +65,9 @@ class ProductPlan:
     stretches of k that a program adds up side by side. `group`: columns of each sum of squares that is left.
     `exact`: no sum's order depends on how the product is cut. `form`: of a `PackedWeight`, whose `unit` words
     have `parts` numbers each, and are multiplied by `scaled` columns at a time; "" where there are none.
-    `shares_k`: as of `ProductTile`. `updated`, `ranks`, `stride`: as of `SiteNumbers.sizes`, the first
-    of them `PARTS`, where adapters add something. `cut`: of groups of rows that do (exact: None). `mixed`: a
-    tile's columns may be of several parts.
+    `shares_k`: as of `ProductTile`. `added`: what adapters add is made beside the product. `updated`,
+    `ranks`, `stride`: where the product makes it, as of `SiteNumbers.sizes`, the first of them `PARTS`.
+    `mixed`: a tile's columns may be of several parts.
     """
 
     rows: int
@@ -90,10 +92,10 @@ class ProductPlan:
     parts: int = 1
     scaled: int = 0
     shares_k: bool = False
+    added: bool = False
     updated: int = 0
     ranks: int = 0
     stride: int = 0
-    cut: GroupCut | None = None
     mixed: bool = False
 
     @property
@@ -149,11 +151,6 @@ class ProductPlan:
         return self.exact and self.rows == SUMS_WIDTH.value and 0 < self.slots <= _MOST_PARTS
 
     @property
-    def beside(self) -> int:
-        """Programs in front of the tiles', for each of `split`, which multiply rows by lower factors."""
-        return 0 if self.cut is None else cdiv(self.cut.programs, self.split)
-
-    @property
     def early(self) -> int:
         """Ranks of adapters' upper factors that wait in registers."""
         return 0 if self.split > 1 or self.mixed else self.late
@@ -206,10 +203,6 @@ def linear_kernel(
     """out [m, n] = normalised x . weight^T, plus `bias` and `residual`; `sums_out`: the squares of its rows,
     by tile; `gained`: its rows times `gain`.
     """
-    if plan.beside > 0:
-        if tl.program_id(0) < plan.beside:
-            multiply_beside(updates, m, plan)
-            return
     tile = _tile(plan)
     row = tl.arange(0, plan.rows)
     column = tile * plan.columns + tl.arange(0, plan.columns)
@@ -218,7 +211,8 @@ def linear_kernel(
     _call(weight, column, plan)
     part = part_at(updates, column, plan)
     uppers = uppers_before(updates, row, m, column, tile * plan.columns + lines_of(plan.columns), plan)
-    _wait(plan)
+    adapted = adapted_before(updates, row, m, plan)
+    _wait(updates, plan)
     lowers = lowers_behind(updates, uppers, row, part, plan)
     squares = _squares(sums, m, parts, plan)
     place = row[:, None] * plan.n + column[None, :]
@@ -229,6 +223,7 @@ def linear_kernel(
         y = _packed_product(x, weights, scales, beside, scaled, 0, offset, first_scales, plan)
     else:
         y = _product(x, weights, plan)
+    wait_for_added(plan)
     if plan.split > 1:
         shares = _shares(partials, tl.arange(0, plan.columns), plan)
         _leave(shares, y, m, plan)
@@ -239,6 +234,7 @@ def linear_kernel(
     if plan.updated > 0:
         y = updated(y, updates, uppers, lowers, row, m, column, part, plan)
         y = _rounded(y, x.dtype, plan)
+    y = with_added_beside(y, updates, adapted, row, m, column, plan)
     y *= _scale(squares, plan)[:, None]
     if bias is not None:
         y += tl.load(bias + column).to(tl.float32)[None, :]
@@ -262,10 +258,6 @@ def gated_kernel(
     x, weight, weights, scales, beside, out, sums, updates, partials, tickets, m, parts, plan: tl.constexpr,
 ):  # fmt: skip
     """out [m, n / 2] = act(gate) * up; the first half of the weight rows is the gate's."""
-    if plan.beside > 0:
-        if tl.program_id(0) < plan.beside:
-            multiply_beside(updates, m, plan)
-            return
     row = tl.arange(0, plan.rows)
     first = _tile(plan) * plan.half
     pair, turn = tl.arange(0, plan.columns), by_warps(plan)
@@ -278,7 +270,8 @@ def gated_kernel(
     gate_uppers = uppers_before(updates, row, m, of_gate, first + lines_of(plan.half), plan)
     up_uppers = uppers_before(updates, row, m, of_up, second + lines_of(plan.half), plan)
     gate_part, up_part = part_at(updates, first, plan), part_at(updates, second, plan)
-    _wait(plan)
+    adapted = adapted_before(updates, row, m, plan)
+    _wait(updates, plan)
     gate_lowers = lowers_behind(updates, gate_uppers, row, gate_part, plan)
     up_lowers = lowers_behind(updates, up_uppers, row, up_part, plan)
     squares = _squares(sums, m, parts, plan)
@@ -287,6 +280,7 @@ def gated_kernel(
         gate, up = _halves(made, plan)
     else:
         gate, up = _pair(x, weights, first, second, plan)
+    wait_for_added(plan)
     if plan.split > 1:
         shares = _shares(partials, tl.arange(0, plan.half), plan)
         _leave(shares, gate, m, plan)
@@ -300,6 +294,8 @@ def gated_kernel(
         gate = updated(gate, updates, gate_uppers, gate_lowers, row, m, of_gate, gate_part, plan)
         up = updated(up, updates, up_uppers, up_lowers, row, m, of_up, up_part, plan)
         gate, up = _rounded(gate, x.dtype, plan), _rounded(up, x.dtype, plan)
+    gate = with_added_beside(gate, updates, adapted, row, m, of_gate, plan)
+    up = with_added_beside(up, updates, adapted, row, m, of_up, plan)
     gate *= scale
     y = gate * (up * scale) / (1.0 + tl.exp(-steepness(gate, plan.gelu)))
     place = row[:, None] * (plan.n // 2) + (first + tl.arange(0, plan.half))[None, :]
@@ -314,10 +310,6 @@ def qkv_rope_kernel(
     """Queries go to `q_out`, keys and values to the pool's `kv_rows` (-1: nowhere); q and k are rotated."""
     # A tile lies within one head: some elements of its lower half, and their partners in its upper half.
     # Where heads are normalised, or stored with scales, it is all of them.
-    if plan.beside > 0:
-        if tl.program_id(0) < plan.beside:
-            multiply_beside(updates, m, plan)
-            return
     row = tl.arange(0, plan.rows)
     first = _tile(plan) * plan.half
     head = first // heads.half
@@ -333,7 +325,8 @@ def qkv_rope_kernel(
     HALF: tl.constexpr = plan.half
     low = tl.multiple_of(lower, HALF)
     uppers = head_uppers_before(updates, row, m, low, heads.half, plan)
-    _wait(plan)
+    adapted = adapted_before(updates, row, m, plan)
+    _wait(updates, plan)
     lowers = lowers_behind(updates, uppers[0], row, part, plan)
     position = tl.load(positions + row, mask=row < m, other=0).to(tl.int64)
     kv_row = tl.load(kv_rows + row, mask=row < m, other=-1).to(tl.int64)
@@ -342,6 +335,7 @@ def qkv_rope_kernel(
         y = _packed_product(x, weights, scales, beside, scaled, head, offset, first_scales, plan)
     else:
         y = _head_product(x, weights, head, offset, plan)
+    wait_for_added(plan)
     if plan.split > 1:
         shares = _shares(partials, tl.arange(0, plan.columns), plan)
         _leave(shares, y, m, plan)
@@ -356,6 +350,7 @@ def qkv_rope_kernel(
     if plan.updated > 0:
         y = updated_head(y, updates, uppers, lowers, row, m, low, heads.half, part, plan)
         y = _rounded(y, x.dtype, plan)
+    y = with_added_beside(y, updates, adapted, row, m, column, plan)
     y *= _scale(squares, plan)[:, None]
     if bias is not None:
         element_bias = tl.load(bias + column)
@@ -426,7 +421,7 @@ def _rounded(y, dtype: tl.constexpr, plan: tl.constexpr):
 @triton.jit
 def _tile(plan: tl.constexpr):
     """The number of a program's tile."""
-    return tl.program_id(0) - plan.beside
+    return tl.program_id(0)
 
 
 @triton.jit
@@ -458,9 +453,15 @@ def _call(weight, rows, plan: tl.constexpr):
 
 
 @triton.jit
-def _wait(plan: tl.constexpr):
-    """Waits for the memory of the kernel before."""
-    if plan.pdl:
+def _wait(updates, plan: tl.constexpr):
+    """Waits for the memory of the kernel before; or of that before the one that runs beside. Then two kernels
+    come behind: the first of them may begin at once.
+    """
+    if plan.added:
+        rows_are_there(updates, plan.pdl)
+        if plan.pdl:
+            gdc_launch_dependents()
+    elif plan.pdl:
         gdc_wait()
 
 
@@ -475,7 +476,7 @@ def _product(x, weights, plan: tl.constexpr):
             acc = tl.dot(weights.load([first, at]), x.load([0, at]).T, acc, input_precision="ieee")
     else:
         acc = _two_stretches(x, weights, first, acc, plan)
-    if plan.pdl:
+    if plan.pdl and not plan.added:
         gdc_launch_dependents()
     return tl.trans(acc)
 
@@ -502,7 +503,7 @@ def _head_product(x, weights, head, offset, plan: tl.constexpr):
     for at in range(start, start + plan.chunk, plan.depth):
         tile = weights.load([head, 0, offset, at]).reshape(plan.columns, plan.depth)
         acc = tl.dot(tile, x.load([0, at]).T, acc, input_precision="ieee")
-    if plan.pdl:
+    if plan.pdl and not plan.added:
         gdc_launch_dependents()
     return tl.trans(acc)
 
@@ -519,7 +520,7 @@ def _pair(x, weights, first, second, plan: tl.constexpr):
         rows = x.load([0, at]).T
         a = tl.dot(weights.load([first, at]), rows, a, input_precision="ieee")
         b = tl.dot(weights.load([second, at]), rows, b, input_precision="ieee")
-    if plan.pdl:
+    if plan.pdl and not plan.added:
         gdc_launch_dependents()
     return tl.trans(a), tl.trans(b)
 
@@ -533,14 +534,14 @@ def _packed_product(x, words, scales, beside, column, head, offset, following, p
     WORDS: tl.constexpr = plan.unit * plan.together
     end = (tl.program_id(1) + 1) * plan.chunk
     acc = first_sums(plan)
-    if plan.pdl and not plan.few:
+    if plan.pdl and not plan.few and not plan.added:
         gdc_launch_dependents()  # soon: what the next kernel asks for takes longer to come than this one
     for at in range(_first_step(plan), end, TURN):
         of_step = following
         following = scales_of(scales, beside, column, at + TURN, plan)
         step = words.load([head, 0, offset, at // plan.parts]).reshape(plan.columns, WORDS)
         acc = with_step(acc, x, step, of_step, beside, at, plan)
-    if plan.pdl and plan.few:
+    if plan.pdl and plan.few and not plan.added:
         gdc_launch_dependents()  # not sooner: programs that wait would crowd some SMs
     return tl.trans(finished(acc, beside, column, plan))
 

@@ -153,7 +153,7 @@ class Forward:
         if isinstance(added, updates.RowUpdates):
             updates.add(made, added, weight.shape[1], launch.pdl, launch.exact)
         else:
-            grouped_updates.add(made, added, launch.pdl)
+            added.add_to(made, launch.pdl)
         return made
 
     def updated_choices(
