@@ -18,6 +18,7 @@ import torch
 
 from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.ipc.draft_channel import MailChannel, answer
+from eyas.engine.ipc.mailbox import MailLayout
 from eyas.engine.ipc.messages import DraftChannel, DraftProposal
 from eyas.engine.ipc.row_ring import RowMemory
 from eyas.engine.kernels.drafts.rounds import FACTS, RoundBatch
@@ -65,25 +66,31 @@ def device_drafter(offer: DraftChannel, folder: str, _: int) -> None:
     """The draft worker's process, whose device hears rounds and answers them; its host only launches."""
     torch.cuda.set_device(THEIRS)
     device = f"cuda:{THEIRS}"
-    there = answer(offer, SHAPE.width, folder, RowMemory.new(offer, gpu(THEIRS, SHAPE)))
-    assert there.mailbox.on_device and there.rows is not None
+    rows = RowMemory.new(offer, gpu(THEIRS, SHAPE))
     tables = SlotTables(TableSizes(PLACES + 1, ROUNDS * WIDTH // 16 + 1, WIDTH), device)
     slots = torch.arange(PLACES, dtype=torch.int32, device=device)
-    addresses = [there.mailbox.address(place) for place in range(PLACES)]
-    tables.mailbox[:PLACES] = torch.tensor(addresses, device=device)
     tables.ring_generation[:PLACES] = slots + 1
     heard, lost = HeardRows.empty(PLACES, WIDTH, device), torch.zeros_like(slots)
     stop = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-    wait = MailWait(there.mailbox.place, there.rows.ring.row_bytes, VOCAB, 1 << 12, stop)
+    wait = MailWait(MailLayout(SHAPE.rows, SHAPE.nodes), rows.ring.row_bytes, VOCAB, 1 << 12, stop)
     ahead = torch.arange(1, WIDTH, device=device)
-    while not there.gone:
+
+    def once() -> None:
         mail_rounds.hear(RoundBatch(tables, slots, 16), wait, heard)
         bases = tables.length[:PLACES, None] + ahead
         drafts = (tables.ring_generation[:PLACES, None] * 53 + bases * 17 + 5) % VOCAB
         right = tables.root[:PLACES] == ((slots + 1) * 37 + tables.length[:PLACES] * 11) % VOCAB
         tables.drafts[:PLACES] = torch.where(right[:, None], drafts, 1)
-        mail_rounds.answer(tables, heard.slots, lost, there.mailbox.place)
+        mail_rounds.answer(tables, heard.slots, lost, wait.place)
         torch.cuda.synchronize()
+
+    once()  # compiles what it launches, before any round waits
+    there = answer(offer, SHAPE.width, folder, rows)
+    assert there.mailbox.on_device and there.mailbox.place == wait.place
+    addresses = [there.mailbox.address(place) for place in range(PLACES)]
+    tables.mailbox[:PLACES] = torch.tensor(addresses, device=device)
+    while not there.gone:
+        once()
         there.listen()
 
 

@@ -115,7 +115,7 @@ def test_prompts_beside_rounds_are_cut_small_until_many_wait(waiting: int, expec
     [
         pytest.param([20], [3], id="long"),
         pytest.param([12], [8], id="not long"),
-        pytest.param([20, 18], [3, 3], id="two"),
+        pytest.param([20, 18], [8], id="two"),
         pytest.param([20, 5], [3, 5], id="a short one behind"),
         pytest.param([40], [9], id="many tokens"),
     ],

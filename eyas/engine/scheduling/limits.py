@@ -29,7 +29,8 @@ GPU_YIELD = PromptYield(500.0, 12.0)
 
 LONG_PROMPT = 2048
 """A prompt of more tokens has half of a step's prompt rows while others decode: its own first token is far
-off, and each of theirs comes sooner. Other prompts have the rows that it leaves.
+off, and each of theirs comes sooner. Shorter prompts have the rows that it leaves. Of several such prompts
+the first has all rows: with half of them each, all would come late.
 """
 
 
@@ -44,7 +45,7 @@ class BatchLimits:
     `mixed_prefill_budget`: (number of decoding sequences, whether many prompt tokens wait) -> prompt rows
     that may run in the same step. None: `chunk_tokens`.
     `long_prompt_rows`: (number of decoding sequences) -> those of them that one prompt of more than
-    `LONG_PROMPT` tokens may have, unless many wait. None: all of them.
+    `LONG_PROMPT` tokens may have, unless more than one or many tokens wait. None: all of them.
     `room`: what a step may take; where more sequences decode than that has room for, requests take turns.
     None: all decode in every step. For devices on which a step's time grows with its rows.
     `yields`: how long a prompt lets shorter ones pass; by default none does.

@@ -449,19 +449,21 @@ class Scheduler:
         return self.tables.grow(seq)
 
     def _chunk_budget(self, decoding: int) -> int:
-        """Prompt rows of this step: few when it also decodes, and half as many of one long prompt, unless
-        many prompt tokens wait.
+        """Prompt rows of this step: few when it also decodes, and half as many of a long prompt without
+        another one, unless many prompt tokens wait.
         """
         limits, self._long_rows = self.limits, None
         if not decoding or limits.mixed_prefill_budget is None:
             return limits.chunk_tokens
-        few, backlog = limits.mixed_prefill_budget(decoding, False), 0
+        few, backlog, long = limits.mixed_prefill_budget(decoding, False), 0, 0
         many = MANY_STEPS * beside(limits.chunk_tokens)
         for seq in itertools.chain(self.running, self.waiting):
-            backlog += max(seq.missing - 1, 0)
-            if backlog > many:
-                return limits.mixed_prefill_budget(decoding, True)
-        if limits.long_prompt_rows is not None:
+            if seq.missing > 1:
+                backlog += seq.missing - 1
+                long += len(seq) > LONG_PROMPT
+                if backlog > many:
+                    return limits.mixed_prefill_budget(decoding, True)
+        if long == 1 and limits.long_prompt_rows is not None:
             self._long_rows = limits.long_prompt_rows(decoding)
         return few
 
