@@ -98,11 +98,13 @@ class DeviceDrafter:
         """Begins what needs no verdict, beside what is launched until `meet`; `behind` takes what it returns.
 
         That is the context of a block whose rows see it and make nothing of it: refused rows of a chain are
-        written over before any row sees them. None: there is no such block, and `follow` does all.
-        `tapped`, `rows`: of a step without prompts; `width`: as of `follow`.
+        written over before any row sees them. None: there is no such block, or rows are so many that it gains
+        nothing, and `follow` does all. `tapped`, `rows`: of a step without prompts; `width`: as of `follow`.
         """
         block, rounds = self._proposer.head.block, rows.rounds
         if width not in self._specs or rounds is None or block is None or not block.rooted:
+            return None
+        if rounds.rows > MAX_ROWS:
             return None
         own = slice(0, rounds.rows)
         adapters = self._proposer.adapters_of(rounds)
@@ -114,7 +116,7 @@ class DeviceDrafter:
             features.append(self._tap.features(tapped[own], certain.tokens))
             self._proposer.head.keep(features[0], certain.tokens, certain, self.pool)
 
-        if rounds.rows > MAX_ROWS or adapters is not None:
+        if adapters is not None:
             context()
         else:
             self._side.begin(context)
@@ -409,13 +411,17 @@ class DeviceProposer:
         if width:
             rows = round_rows(batch.slots, batch.size * width)
             mask = torch.empty(1, batch.size, width, dtype=torch.int64, device=scored.device)
-            leaving = rows.tokens.new_empty(batch.size * steps) if block.first > 0 else None
+            fewer = block.first > 0 and batch.size * width <= MAX_ROWS  # of more, copies cost what it saves
+            leaving = rows.tokens.new_empty(batch.size * steps) if fewer else None
             block_rows.lay(batch, block, rows, mask, leaving)
             sees = DecodeRows(batch.slots, rows.starts, width, mask, together=not block.causal)
             made = self.run(last.features, rows, sees, 1, leaving).rows
-            if block.first < 0:
-                made = made.unflatten(0, (batch.size, width))
-                made = torch.cat((scored.unsqueeze(1), made), 1).flatten(0, 1)
+            if leaving is None:
+                each = made.unflatten(0, (batch.size, width))
+                each = (
+                    torch.cat((scored.unsqueeze(1), each), 1) if block.first < 0 else each[:, block.first :]
+                )
+                made = each.flatten(0, 1).contiguous()  # one draft of each is a view with gaps
             scored = made
         logits = self.head.logits(scored)
         if not block.coupling:
