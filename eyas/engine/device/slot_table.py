@@ -24,7 +24,7 @@ MOST_FORCED_AHEAD = 4
 """Sequences of a step for which it is looked what their grammars force behind it: up to 0.6 ms each."""
 
 
-BEGINNING = 2
+BEGINNING = 4
 """The second round behind a prompt waits so much less for a drafter that has not answered yet: with few
 sequences it is in time.
 """
