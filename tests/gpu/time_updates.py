@@ -85,7 +85,7 @@ def updates(bed: Bed, way: Way, args: argparse.Namespace) -> None:
     folder = Path(config.model)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    place = bed.device if bed.device == "cpu" or args.by == "ipc" else f"cuda:{args.tp}"
+    place = "cpu" if bed.device == "cpu" else f"cuda:{0 if args.by == 'ipc' else args.tp}"
     address = f"127.0.0.1:{next(free_ports())}" if args.by == "group" else ""
     trainer = context.Process(target=train, args=(theirs, folder, place, address), daemon=True)
     trainer.start()
