@@ -26,7 +26,7 @@ MOST_FORCED_AHEAD = 4
 
 BEGINNING = 4
 """The second round behind a prompt waits so much less for a drafter that has not answered yet: with few
-sequences it is in time.
+sequences it may be in time.
 """
 
 
