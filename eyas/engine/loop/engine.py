@@ -18,7 +18,7 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import Unavailable
 from eyas.common.step_times import UNSEEN
 from eyas.common.types import EXACT, WorkerBacklog
-from eyas.common.wire.control import MemoryTag
+from eyas.common.wire.control import MemoryTag, PauseMode
 from eyas.engine.adapters.table import AdapterTable
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.grammar.grammars import GrammarManager
@@ -344,8 +344,8 @@ class Engine:
         freed = self._scheduler.pool.used < used and self._scheduler.waiting
         return bool(back or freed or seated) or self._requests.joins > joins
 
-    def _paused(self) -> bool:
-        """Whether no step begins until an operator resumes."""
+    def _paused(self) -> frozenset[PauseMode]:
+        """By what no step begins until an operator resumes; empty: by nothing."""
         return self._control.paused
 
     def _weights_away(self) -> bool:
