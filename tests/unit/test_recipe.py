@@ -212,7 +212,7 @@ def test_so_are_those_of_several_mtp_layers(tmp_path: Path, cache: Path) -> None
     model, own = str(write_tiny_mimo(tmp_path / "model", stages=3)), {"_before", "_keep"}
     wanted = [*own, "_attend", "_attend_chunks"]
     found = _told(RECORD.replace("SPEC", str(spec)), json.dumps([model, model, wanted, {}]))
-    assert set(found) == kernels | own
+    assert set(found) == kernels | own | {"_add_parts"}  # few tiles of a long prompt
     for name in wanted:
         assert len(list(cache.rglob(f"{name}.cubin"))) == found[name]
 
@@ -348,13 +348,13 @@ def _told(code: str, argument: str) -> Any:
 def test_a_draft_workers_kernels_are_found_and_compile(tmp_path: Path, cache: Path, rounds: str) -> None:
     """Nothing of a target's step."""
     spec, _ = SPECULATION[rounds]
-    own = {"chain": ["_propose"], "tree": ["_couple", "_grow", "_select"]}
+    own = {"chain": ["_propose", "_hear", "_answer"], "tree": ["_couple", "_grow", "_select"]}
     found = _recorded(
         tmp_path, spec, own[rounds], drafted=True, recipe="draft_launches", roles=["draft"], dtype="bfloat16"
     )
     shared = {"_take", "_join", "_attend", "_gather", "_norm"}
     shared |= {"qkv_rope_kernel", "linear_kernel", "gated_kernel"}
-    assert set(found) == shared | {*own[rounds]} | ({"_peaks"} if rounds == "chain" else set())
+    assert set(found) == shared | {*own[rounds]} | ({"_peaks", "_qkv_rope"} if rounds == "chain" else set())
     assert len(list(cache.rglob("*.cubin"))) == sum(found[name] for name in own[rounds])
 
 

@@ -122,14 +122,19 @@ class _AbsentGroup(ProcessGroup):
 
 
 def _shapes(loaded: EngineSpec) -> Iterator[StepShape]:
-    """The step shapes of a start; rounds and prompts of any size, for which there may be no graph."""
+    """The step shapes of a start; rounds and prompts of any size, for which there may be no graph; rounds of
+    any number beside prompts too: they attend apart from those.
+    """
     yield from captured(loaded)
     for buckets in by_depth(loaded).values() or (buckets_of(loaded),):
         width = buckets.width
         yield from rehearsed(loaded, buckets)
+        few = MAX_ROWS + 1
         for batch in default_batches(loaded.config.max_running):
+            singles = batch if width > 1 else 0
             yield StepShape(batch, width)
-            if width > 1:
+            yield StepShape(batch, width, few, -(-few // buckets.tile_rows), 1, singles)
+            if singles:
                 yield StepShape(0, width, singles=batch)
         for rows in (FEW_ROWS, *wide_rows(loaded.target, loaded.config.chunk_tokens)):
             yield StepShape(0, width, rows, -(-rows // buckets.tile_rows), 1)
