@@ -44,7 +44,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "8b with DFlash": ("llama-3.1-8b", {"draft": "DFlash", "draft_capture_layers": (1, 2, 3, 4, 5)}),
     "draft worker of an 8b": ("llama-3.1-8b", {"draft": "EAGLE-3", "roles": (Role.DRAFT,)}),
     "8b with adapters": ("llama-3.1-8b", LORA),
-    "8b with EAGLE-3 and adapters": ("llama-3.1-8b", {"draft": "head"} | LORA),
+    "8b with EAGLE-3 and adapters": ("llama-3.1-8b", {"draft": "EAGLE-3"} | LORA),
     "8b in four bits": ("llama-3.1-8b-int4", {}),
     "8b in FP8": ("8b-fp8", {}),
     "gpt-oss-20b": ("gpt-oss-20b", {}),
