@@ -200,7 +200,7 @@ async def _end(process: asyncio.subprocess.Process, root: psutil.Process) -> Non
 
 
 async def _run(plan: Plan, server: Server, case: str, extra: str) -> dict[str, Any]:
-    """The figures of one case, and the CPU seconds that each part used a second of it.
+    """The figures of one case, and the CPU seconds that each part used per second of it.
 
     Raises EyasError if no request succeeds.
     """

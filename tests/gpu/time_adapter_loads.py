@@ -3,19 +3,17 @@
     python -m tests.gpu.time_adapter_loads --out FILE [--rank 16] [--times 6]
 
 Seven plain streams of an 8B shape run beside each part: nothing; adapters that are read; prompts of the plain
-model; prompts for adapters that have their slot; for adapters that must first be copied into one; and the
-same again, when their prompts are cached. Each prompt is new but in the last part, so two parts differ in one
-thing. A line per part: the middle and the longest gap between a stream's tokens, what took the engine's
-thread longest, and the longest launch and the longest landing of a step, each with the step's shape. Reads
-come twice: with the interpreter's own time between two threads' turns, and with a tenth of it. First come the
-steps of a load, with no stream; `--only-steps`: without an engine, in seconds. `--device cpu` tries the
-script out.
+model; prompts for adapters that have their slot; for adapters that must first be copied into one; the same
+again, when their prompts are cached; and reads again. Each prompt is new but in the part with cached ones, so
+two parts differ in one thing. A line per part: the middle and the longest gap between a stream's tokens, what
+took the engine's thread longest, and the longest launch and the longest landing of a step, each with the
+step's shape. First come the steps of a load, with no stream; `--only-steps`: without an engine, in seconds.
+`--device cpu` tries the script out.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -308,10 +306,7 @@ def time_beside(beside: Beside, folders: Sequence[Path], ids: Sequence[str]) -> 
     beside.part("prompts of one adapter", beside.answered(first), *(beside.answered(first) for _ in ids))
     beside.part("prompts and slots", *(beside.answered(id) for id in ids))
     beside.part("slots, prompts cached", *(beside.answered(id, new=False) for id in [*ids, *ids]))
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(interval / 10)
-    beside.part("disk, short turns", *(partial(cluster.load_adapter, folder) for folder in folders[half:]))
-    sys.setswitchinterval(interval)
+    beside.part("disk again", *(partial(cluster.load_adapter, folder) for folder in folders[half:]))
 
 
 if __name__ == "__main__":

@@ -72,11 +72,8 @@ REPLICAS, HOT, FAVOURITES = 16, 0.15, 64
 MOVING = 128  # sequences that run while replicas are made
 KINDS = ("exchange", "v3:skew", "v3:skew-tp", "qwen:ep", "qwen:tp", "v3:ep", "v3:tp")
 LEAST_S, MOST_S, COMPILE_S = 15.0, 70.0, 180.0  # of a kind
-START_S, AFTER_S, TURN_S = (
-    150.0,
-    400.0,
-    4.0,
-)  # of all kinds together: until they are ready, and until FILE exists
+START_S, AFTER_S = 150.0, 400.0  # of all kinds together: until they are ready, and until FILE exists
+TURN_S = 4.0  # the least that a kind has, however late it is
 LOOK_S = 0.05
 LONGER, BUSY_STEPS = 100, 30  # tokens of answers, and steps of which the device is watched
 MOST_KERNELS = 10
