@@ -29,7 +29,7 @@ TOPICS = {
         "Speculation": r"draft|heads?\b|adaptive|depth|speculate|lookup",
         "The front door": "front door|gateway|clients|relay|grammar|attack|prompt",
         "Correctness": "lossless|exact|config.json|weights|nan",
-        "Chaos and repairs": "chaos|death|repairs|two hosts",
+        "Chaos and repairs": "chaos|death|repairs|late by chance|two hosts",
         "Tests and costs": "make test|cpu|cores|cost|simulat|house|model",
         "Containers and first days": "container|stranger|compose|readme",
     },
