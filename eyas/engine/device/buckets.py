@@ -148,10 +148,7 @@ class GraphBuckets:
         """Prompt rows of the captured steps with `batch` rounds."""
         taken = batch * self.width
         end = self.mixed_tokens + 1
-        totals = (
-            *range(2 * GRAIN, min(FINE + 1, end), GRAIN),
-            *range(FINE + 2 * GRAIN, end, 2 * GRAIN),
-        )
+        totals = (*range(2 * GRAIN, min(FINE + 1, end), GRAIN), *range(FINE + 2 * GRAIN, end, 2 * GRAIN))
         return tuple(total - taken for total in totals if total - taken >= self._least) or (self._least,)
 
     @property
