@@ -41,9 +41,11 @@ class Adapted(enum.Enum):
 
     def takes(self, names: list[str]) -> bool:
         """True if adapters may update the product of these tensors."""
-        if self is not Adapted.OTHERS:
-            return self is Adapted.ALL
-        return not any(part in name for name in names for part in _OF_EXPERTS)
+        return self.takes_one(of_experts=any(part in name for name in names for part in _OF_EXPERTS))
+
+    def takes_one(self, *, of_experts: bool) -> bool:
+        """True if adapters may update a matrix that kernels of experts read, or else one that they do not."""
+        return self is Adapted.ALL or (self is Adapted.OTHERS and not of_experts)
 
 
 @dataclass(frozen=True)

@@ -150,8 +150,7 @@ class DeviceMachine(Machine[Projection]):
     def updated(
         self, matrix: torch.Tensor, site: AdapterSite, *, of_experts: bool = False
     ) -> AdaptedProjection | None:
-        takes = self.adapted is (Adapted.ALL if of_experts else self.adapted)
-        if not takes or self.adapted is Adapted.NOTHING:
+        if not self.adapted.takes_one(of_experts=of_experts):
             return None
         return AdaptedProjection(DenseProjection(StoredWeight(matrix)), site)
 

@@ -412,8 +412,7 @@ class TorchMachine(Machine[Linear]):
         return made if out is None else out.copy_(made)
 
     def updated(self, matrix: Linear, site: AdapterSite, *, of_experts: bool = False) -> AdaptedLinear | None:
-        takes = self._adapted is (Adapted.ALL if of_experts else self._adapted)
-        return AdaptedLinear(matrix, site) if takes and self._adapted is not Adapted.NOTHING else None
+        return AdaptedLinear(matrix, site) if self._adapted.takes_one(of_experts=of_experts) else None
 
     def picked_adapters(self, adapters: RowsOfSlots, picked: torch.Tensor | None) -> RowsOfSlots:
         return adapters if picked is None else among(picked, adapters)
