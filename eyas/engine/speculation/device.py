@@ -99,7 +99,8 @@ class DeviceDrafter:
 
         That is the context of a block whose rows see it and make nothing of it: refused rows of a chain are
         written over before any row sees them. None: there is no such block, or rows are so many that it gains
-        nothing, and `follow` does all. `tapped`, `rows`: of a step without prompts; `width`: as of `follow`.
+        nothing, and `follow` does all. No adapter updates a head with such a block. `tapped`, `rows`: of a
+        step without prompts; `width`: as of `follow`.
         """
         block, rounds = self._proposer.head.block, rows.rounds
         if width not in self._specs or rounds is None or block is None or not block.rooted:
@@ -107,19 +108,14 @@ class DeviceDrafter:
         if rounds.rows > MAX_ROWS:
             return None
         own = slice(0, rounds.rows)
-        adapters = self._proposer.adapters_of(rounds)
-        places = rows.tokens[own], rows.positions[own], rows.kv_rows[own]
-        certain = ForwardRows(*places, rounds, adapters=adapters)
+        certain = ForwardRows(rows.tokens[own], rows.positions[own], rows.kv_rows[own], rounds)
         features: list[torch.Tensor] = []
 
         def context() -> None:
             features.append(self._tap.features(tapped[own], certain.tokens))
             self._proposer.head.keep(features[0], certain.tokens, certain, self.pool)
 
-        if adapters is not None:
-            context()
-        else:
-            self._side.begin(context)
+        self._side.begin(context)
         return features[0]
 
     def meet(self) -> None:
