@@ -157,6 +157,17 @@ def test_a_copy_of_the_models_own_head_is_left_out(tmp_path: Path, tied: bool) -
         _read(folder, model)
 
 
+def test_a_copy_between_factors_has_no_room_among_them(tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "model", tied=False)
+    folder = write_adapter(tmp_path / "adapter", model, modules=("lm_head", "q_proj"))
+    before, own = _read(folder, model), load_file(model / "model.safetensors")["model.embed_tokens.weight"]
+    _store(
+        folder, lambda tensors: tensors.update({"base_model.model.model.embed_tokens.weight": own.float()})
+    )
+    after = _read(folder, model)
+    assert after.id == before.id and after.updates.keys() == before.updates.keys()
+
+
 def test_no_number_is_read_of_a_file_that_fits_no_matrix(tmp_path: Path, model: Path) -> None:
     """It may hold more than there is memory."""
     folder = write_adapter(tmp_path / "adapter", model)

@@ -25,7 +25,7 @@ from eyas.engine.adapters.copies import check_copies, copied
 from eyas.engine.adapters.fused_experts import FusedParameter, parameter_of
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import ModelConfig
-from eyas.engine.checkpoint.host_tensors import HostSlice, HostTensors, TensorPlace, read_files
+from eyas.engine.checkpoint.host_tensors import HostSlice, HostTensors, TensorPlace, laid_out, read_files
 from eyas.engine.checkpoint.turned_tensors import TransposedTensor
 from eyas.engine.ipc.adapter_messages import ADAPTER_FILES, LORA_PATH
 
@@ -200,7 +200,8 @@ def read_adapter(
 
     def room(places: dict[str, TensorPlace]) -> HostTensors:
         copies.extend(name for name in places if copied(name, spelled))
-        places = {name: place for name, place in places.items() if name not in copies}
+        own = ((n, each.dtype, each.shape) for n, each in places.items() if n not in copies)
+        places = laid_out(own)  # with no room for copies
         pairs.extend(_pairs(places, folder, model, spelled, config.old))
         for pair in pairs:
             _check_pair(pair, config.rank_of(pair.name), most_rank)
