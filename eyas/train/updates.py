@@ -22,7 +22,7 @@ _LAYERS = (".self_attn.", ".mlp.")
 """Parts of the names of modules that an engine updates."""
 
 
-class LowRankUpdate(nn.Module):
+class LearntUpdate(nn.Module):
     """W [n, k] becomes W + B A, with A [rank, k] and B [n, rank], which begins as zeros."""
 
     def __init__(self, matrix: Tensor, rank: int) -> None:
@@ -41,13 +41,13 @@ def learn_updates(head: DraftHead, rank: int) -> None:
     head.requires_grad_(False)
     for name, module in list(head.named_modules()):
         if isinstance(module, nn.Linear) and any(part in f".{name}." for part in _LAYERS):
-            parametrize.register_parametrization(module, "weight", LowRankUpdate(module.weight, rank))
+            parametrize.register_parametrization(module, "weight", LearntUpdate(module.weight, rank))
 
 
-def updates_of(head: DraftHead) -> Iterator[tuple[str, LowRankUpdate]]:
+def updates_of(head: DraftHead) -> Iterator[tuple[str, LearntUpdate]]:
     """What is learnt of each module, by its name."""
     for name, module in head.named_modules():
-        if isinstance(module, LowRankUpdate):
+        if isinstance(module, LearntUpdate):
             yield name.removesuffix(".parametrizations.weight.0"), module
 
 

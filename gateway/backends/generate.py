@@ -385,10 +385,8 @@ class ClusterGeneration(GenerationStream, LegOwner):
 
     def on_entry(self, leg: DecodeLeg, entry: TokenEntry) -> None:
         """Puts tokens into the client's buffer at once: they do not pass through the inbox."""
-        stale = (
-            entry.attempt != self._attempt and entry.finish is not FinishCause.ABORT
-        )  # then no other comes
-        if leg is not self._decode or stale:
+        last = entry.finish is FinishCause.ABORT  # of whatever attempt: no other entry comes
+        if leg is not self._decode or not (last or entry.attempt == self._attempt):
             return
         self._decode_spoke = True
         if entry.timings is not None:
