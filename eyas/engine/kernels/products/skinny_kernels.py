@@ -203,7 +203,7 @@ def linear_kernel(
     """out [m, n] = normalised x . weight^T, plus `bias` and `residual`; `sums_out`: the squares of its rows,
     by tile; `gained`: its rows times `gain`.
     """
-    tile = _tile(plan)
+    tile = tl.program_id(0)
     row = tl.arange(0, plan.rows)
     column = tile * plan.columns + tl.arange(0, plan.columns)
     scaled = tile * plan.columns + by_warps(plan)
@@ -259,7 +259,7 @@ def gated_kernel(
 ):  # fmt: skip
     """out [m, n / 2] = act(gate) * up; the first half of the weight rows is the gate's."""
     row = tl.arange(0, plan.rows)
-    first = _tile(plan) * plan.half
+    first = tl.program_id(0) * plan.half
     pair, turn = tl.arange(0, plan.columns), by_warps(plan)
     column = first + pair % plan.half + pair // plan.half * (plan.n // 2)
     scaled = first + turn % plan.half + turn // plan.half * (plan.n // 2)
@@ -311,7 +311,7 @@ def qkv_rope_kernel(
     # A tile lies within one head: some elements of its lower half, and their partners in its upper half.
     # Where heads are normalised, or stored with scales, it is all of them.
     row = tl.arange(0, plan.rows)
-    first = _tile(plan) * plan.half
+    first = tl.program_id(0) * plan.half
     head = first // heads.half
     offset = first % heads.half
     element = offset + tl.arange(0, plan.half)
@@ -384,7 +384,7 @@ def _leave_groups(sums_out, squares, m, plan: tl.constexpr):
     row = tl.arange(0, plan.rows)[:, None]
     group = tl.arange(0, GROUPS)[None, :]
     sums = halving_sum(tl.reshape(squares, (plan.rows * GROUPS, plan.group)))
-    place = sums_out + (_tile(plan) * GROUPS + group) * SUMS_WIDTH + row
+    place = sums_out + (tl.program_id(0) * GROUPS + group) * SUMS_WIDTH + row
     tl.store(place, tl.reshape(sums, (plan.rows, GROUPS)), mask=row < m)
 
 
@@ -416,12 +416,6 @@ def _rounded(y, dtype: tl.constexpr, plan: tl.constexpr):
     if plan.exact:
         y = y.to(dtype).to(tl.float32)
     return y
-
-
-@triton.jit
-def _tile(plan: tl.constexpr):
-    """The number of a program's tile."""
-    return tl.program_id(0)
 
 
 @triton.jit
@@ -468,7 +462,7 @@ def _wait(updates, plan: tl.constexpr):
 @triton.jit
 def _product(x, weights, plan: tl.constexpr):
     """This program's share of x . weight^T, float32 [rows, columns]."""
-    first = _tile(plan) * plan.columns
+    first = tl.program_id(0) * plan.columns
     start = tl.program_id(1) * plan.chunk
     acc = tl.full((plan.columns, plan.rows), 0.0, tl.float32)
     if plan.folds == 1:
@@ -576,7 +570,7 @@ def _halves(y, plan: tl.constexpr):
 def _shares(partials, column, plan: tl.constexpr):
     """The place where the first program of this tile leaves its share of these columns, [rows, columns]."""
     row = tl.arange(0, plan.rows)[:, None]
-    tile = _tile(plan) * plan.split * (plan.rows * plan.columns)
+    tile = tl.program_id(0) * plan.split * (plan.rows * plan.columns)
     return partials + tile + row * plan.columns + column[None, :]
 
 
@@ -590,7 +584,7 @@ def _leave(shares, share, m, plan: tl.constexpr):
 def _finisher(tickets, m, plan: tl.constexpr):
     """m for the last of a tile's programs to arrive, 0 for the others."""
     tl.debug_barrier()  # one thread takes the ticket, for the stores of all
-    tile = _tile(plan)
+    tile = tl.program_id(0)
     last = tl.atomic_add(tickets + tile, 1, sem="acq_rel") == plan.split - 1
     tl.store(tickets + tile, 0, mask=last)
     return tl.where(last, m, 0)
