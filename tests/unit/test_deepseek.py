@@ -19,7 +19,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.rope import RopeConfig
-from eyas.engine.checkpoint.weights import FolderWeights, Part, Shape
+from eyas.engine.checkpoint.weights import CPU, FolderWeights, Part, Shape
 from eyas.engine.layers.routing import Routes, allowed, sigmoid, weights_of
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.models import feed_forward
@@ -204,14 +204,14 @@ def _no_query_norm(mixer: LatentMixer[Any]) -> None:
     mixer._part = dataclasses.replace(mixer._part, norms=dataclasses.replace(mixer._part.norms, query=None))
 
 
-def _bias_in_weights(x: torch.Tensor, part: RouterPart) -> Routes:
+def _bias_in_weights(x: torch.Tensor, part: RouterPart, _adapters: object = None) -> Routes:
     chosen = routed(x, part).experts
     assert part.correction is not None
     weights = (part.weight(x.float()).sigmoid() + part.correction).gather(1, chosen)
     return Routes(chosen, weights / weights.sum(-1, keepdim=True) * 2.5)
 
 
-def _closed_are_zero(x: torch.Tensor, part: RouterPart) -> Routes:
+def _closed_are_zero(x: torch.Tensor, part: RouterPart, _adapters: object = None) -> Routes:
     scores = sigmoid(part.weight(x.float()))
     wanted = allowed(scores + part.correction, part.spec).nan_to_num(neginf=0.0)
     chosen = wanted.sort(stable=True, dim=-1, descending=True).indices[:, : part.spec.per_row]
@@ -281,6 +281,8 @@ def router_of(tensors: dict[str, torch.Tensor], **fields: Any) -> RouterPart:
     spec = ExpertsSpec(**(plain | fields))
 
     class Given:
+        placement = CPU
+
         def take(self, name: str, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
             assert dtype == torch.float32 and tensors[name].shape == shape
             return tensors[name]
@@ -288,7 +290,7 @@ def router_of(tensors: dict[str, torch.Tensor], **fields: Any) -> RouterPart:
     config = SimpleNamespace(hidden_size=16, layers=(), context_length=0)
     machine = TorchMachine(config, SimpleNamespace(device="cpu"))  # type: ignore[arg-type]
     blocks = Blocks(config, Given(), machine)  # type: ignore[arg-type]
-    return feed_forward._router(blocks, spec, "g", False)
+    return feed_forward._router(blocks, spec, ("g",), False)
 
 
 def stated(logits: list[float], bias: list[float], groups: int, kept: int, per_row: int) -> dict[int, float]:

@@ -33,6 +33,11 @@ def python_module(module: str, *words: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", module, *words)
 
 
+def python_function(module: str, name: str, *words: str) -> tuple[str, ...]:
+    """The command that calls a module's function: by `-m`, what it pickles would be of `__main__`."""
+    return (sys.executable, "-P", "-c", f"from {module} import {name}; {name}()", *words)
+
+
 def import_safely() -> None:
     """Every Python process that this one starts from now on imports safely, those of libraries too."""
     os.environ[_SAFE_PATH] = "1"

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from eyas.common.errors import EyasError, Overloaded
+from eyas.common.machine.processes import python_function
 from eyas.common.wire.message import WireFailure
 from eyas.engine.adapters.reader import AdapterReader
 from eyas.engine.adapters.sites import AdapterSites, PackedAdapter
@@ -55,7 +56,7 @@ class ReadingProcess:
 
     def _start(self) -> None:
         self._pipe, theirs = Pipe()
-        command = [sys.executable, "-c", f"from {__name__} import main; main()", str(theirs.fileno())]
+        command = python_function(__name__, "main", str(theirs.fileno()))
         self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
         theirs.close()
         self._end = weakref.finalize(self, _end, self._pipe, self._process)
