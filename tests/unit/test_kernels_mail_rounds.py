@@ -54,7 +54,7 @@ class Rig:
         mail_rounds.hear(RoundBatch(self.tables, self.slots, PAGE), wait, self.heard)
 
 
-def told(rig: Rig, lane: int, slot: int, before: int, expected: list[int]) -> None:
+def check_lane(rig: Rig, lane: int, slot: int, before: int, expected: list[int]) -> None:
     """What stands in a lane for these new rows; perhaps none."""
     heard, count, own = rig.heard, len(expected), slice(lane * FEW, lane * FEW + FEW)
     positions = [before + i for i in range(count)]
@@ -89,7 +89,7 @@ def test_a_device_hears_what_a_host_does(rounds: list[list[int]]) -> None:
         expected = [rig.box.rounds(slot, 11 + slot, before[slot]) for slot in range(PLACES)]
         rig.hear()
         for lane, slot in ((0, 2), (2, 0), (3, 1)):
-            told(rig, lane, slot, before[slot], list(expected[slot] or ()))
+            check_lane(rig, lane, slot, before[slot], list(expected[slot] or ()))
         assert int(rig.heard.slots[1]) == PLACES and int(rig.heard.counts[1]) == 0
         assert int(rig.tables.length[PLACES]) == 0
 
@@ -101,11 +101,11 @@ def test_two_rounds_are_heard_at_once_and_half_of_one_is_not() -> None:
     rig.box.post(1, 12, 9, [4, 5], np.zeros((2, 0), np.float32))
     rig.box.words[1, 10 % KEPT] = 0
     rig.hear()
-    told(rig, 2, 0, 5, [1, 2, 3])
-    told(rig, 3, 1, 9, [])
+    check_lane(rig, 2, 0, 5, [1, 2, 3])
+    check_lane(rig, 3, 1, 9, [])
 
 
-def test_a_token_that_is_none_is_told_and_changes_nothing() -> None:
+def test_a_token_that_is_none_is_reported_and_changes_nothing() -> None:
     rig = Rig()
     rig.post(0, 5, [1, VOCAB])
     rig.post(1, 9, [VOCAB - 1])
@@ -113,7 +113,7 @@ def test_a_token_that_is_none_is_told_and_changes_nothing() -> None:
     assert int(rig.heard.counts[2]) == WRONG and int(rig.heard.slots[2]) == PLACES
     assert rig.tables.length.tolist()[:2] == [5, 10]
     assert rig.heard.rows.kv_rows[2 * FEW : 3 * FEW].tolist() == [-1] * FEW
-    told(rig, 3, 1, 9, [VOCAB - 1])
+    check_lane(rig, 3, 1, 9, [VOCAB - 1])
 
 
 class Looks:
