@@ -142,6 +142,7 @@ class Forward:
         if self.rows.adapters is None or not isinstance(weight, AdaptedProjection):
             return None
         assert weight.numbers is not None
+        assert self.rows.leaving is None  # adapters are those of all rows
         launch, read = self.context.launch, x.plain if isinstance(x, NormedRows) else widened(x)
         if self.groups is not None:
             return grouped_updates.GroupUpdates(read, self.groups, weight.numbers)
