@@ -14,6 +14,7 @@ from adapter_rig import write_adapter
 from tiny import write_tiny_llama
 
 from eyas.common.errors import EyasError, InvalidRequest, NotFound
+from eyas.engine.adapters import reading_process
 from eyas.engine.adapters.reader import AdapterReader
 from eyas.engine.adapters.reading_process import ReadingProcess
 from eyas.engine.adapters.sites import AdapterSite, AdapterSites, PackedAdapter, SitePart
@@ -29,7 +30,7 @@ def _same(one: PackedAdapter, other: PackedAdapter) -> bool:
     return one.id == other.id and all(torch.equal(*pair) for pair in pairs)
 
 
-def test_a_process_reads_what_the_engine_would(tmp_path: Path) -> None:
+def test_a_process_reads_what_the_engine_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = write_tiny_llama(tmp_path / "model", tied=False, layers=2, hidden=64)
     config = read_model(model)
     placement, gain = WeightPlacement(dtype=torch.float32), torch.rand(64, generator=torch.manual_seed(3))
@@ -61,7 +62,11 @@ def test_a_process_reads_what_the_engine_would(tmp_path: Path) -> None:
         process.read(other)
     assert refused.value.param == "lora_path"
 
-    os.kill(process._process.pid, signal.SIGKILL)
-    with pytest.raises(EyasError, match="the process that reads adapters was lost"):
-        process.read(adapters[1])
-    assert _same(process.read(adapters[1]), here.packed(reader.read(adapters[1], here.check), adapters[1]))
+    as_before = here.packed(reader.read(adapters[0], here.check), adapters[0])
+    for number in (signal.SIGKILL, signal.SIGSTOP):
+        os.kill(process._process.pid, number)
+        monkeypatch.setattr(reading_process, "READ_S", 0.3)
+        with pytest.raises(EyasError, match="the process that reads adapters was lost"):
+            process.read(adapters[1])
+        monkeypatch.undo()
+        assert _same(process.read(adapters[0]), as_before)

@@ -11,6 +11,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import weakref
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
@@ -66,17 +67,19 @@ class ReadingProcess:
         """The adapter in a folder. Raises what reading and packing do, and EyasError if the process ended."""
         if not self._end.alive:
             self._start()
+        limit = threading.Timer(READ_S, self._process.kill)  # a stopped process takes nothing from its pipe
+        limit.start()
         try:
             if self._new:
                 _send(self._pipe, (self._reader, self._sites.on_host()))
                 self._new = False
             _send(self._pipe, (folder, self._sites.gains))
-            answer: Any = _received(self._pipe) if self._pipe.poll(READ_S) else None
+            answer: Any = _received(self._pipe)
         except (OSError, EOFError):
-            answer = None
-        if answer is None:
             self._end()
-            raise EyasError(f"the process that reads adapters was lost, or slow, with {folder}")
+            raise EyasError(f"the process that reads adapters was lost, or slow, with {folder}") from None
+        finally:
+            limit.cancel()
         if isinstance(answer, WireFailure):
             raise answer.error()
         made: PackedMemory = answer
