@@ -2,7 +2,7 @@
 
 `eyas.engine.ipc.mailbox` says what the words of 8 bytes mean, whose ends for a host are the specification:
 `DraftMailbox.rounds` and `propose`. The other end is a decode engine's device (`mailbox` beside this). A wait
-ends after so many looks, since no clock is needed for that, or once the host says so.
+ends after a number of looks, which needs no clock, or once the host ends it.
 """
 
 from __future__ import annotations

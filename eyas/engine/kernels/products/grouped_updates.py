@@ -35,7 +35,7 @@ BLANK = tl.constexpr(-1)
 """The bits, as an int32, of a number that is not there yet; of none that is."""
 _TOGETHER = tl.constexpr(16)  # rows of a group, which the matrix unit multiplies
 _LINE = tl.constexpr(32)  # int32 in a line of memory
-_SIGNS = tl.constexpr(16)  # lines that say that the rows are there: so many programs would crowd one
+_SIGNS = tl.constexpr(16)  # lines with the sign that the rows are there: programs would crowd a single line
 _PROGRAMS = 5000  # at most, as a rule: fewer would take one group after the other
 _CHUNK = 512  # columns of k of a program that multiplies by lower factors
 _CHUNKS = tl.constexpr(8)  # of a row, that are added up at a time
