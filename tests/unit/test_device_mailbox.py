@@ -340,6 +340,23 @@ def test_a_sequence_whose_features_are_lost_opens_anew(
     assert [driver.mappings for driver in gpus] == [0, 0]
 
 
+def check_dying_drafter(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, expected: list[Result]
+) -> None:
+    """Checks answers whose draft worker dies by the caller's patch: its mailbox is empty then."""
+    monkeypatch.setattr(DraftEngine, "_close", lambda engine: engine._channels.close())
+    cluster = Pair(*apart(by_gpu(replace(config, speculation=CHAIN)), device_drafter=True))
+    try:
+        found = [cluster.submit(request, split=False) for request in asked(12)]
+        wait_all(found, SERVED_S)
+        assert not cluster.workers["draft"].thread.is_alive()
+        tables = cluster.workers["decode"].engine._parts.runner._executor.tables
+        assert int(tables.mailbox.abs().sum()) == 0
+    finally:
+        cluster.close()
+    assert tokens(found) == tokens(expected)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_drafter_that_dies_leaves_no_address(
     config: EngineConfig, gpus: list[FakeDriver], monkeypatch: pytest.MonkeyPatch
@@ -355,17 +372,7 @@ def test_a_drafter_that_dies_leaves_no_address(
         return answer(posted, key, followed, proposal)
 
     monkeypatch.setattr(PostedCommits, "answer", dying)
-    monkeypatch.setattr(DraftEngine, "_close", lambda engine: engine._channels.close())
-    cluster = Pair(*apart(by_gpu(replace(config, speculation=CHAIN)), device_drafter=True))
-    try:
-        found = [cluster.submit(request, split=False) for request in asked(12)]
-        wait_all(found, SERVED_S)
-        assert not cluster.workers["draft"].thread.is_alive()
-        tables = cluster.workers["decode"].engine._parts.runner._executor.tables
-        assert int(tables.mailbox.abs().sum()) == 0
-    finally:
-        cluster.close()
-    assert tokens(found) == tokens(expected)
+    check_dying_drafter(config, monkeypatch, expected)
     assert [driver.registered for driver in gpus] == [{}, {}] and gpus[0].mappings == 0
 
 

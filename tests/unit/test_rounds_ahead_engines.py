@@ -27,22 +27,18 @@ from eyas.engine.kernels.exchange.mail_rounds import HeardRows, MailWait
 from eyas.engine.loading import draft_build
 from eyas.engine.loading.draft_channels import BY_GPU
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.speculation.draft_worker.draft_engine import DraftEngine
 from eyas.engine.speculation.drafters.channels import GRPC, MAILBOX
-from tests.unit.loopback import wait_all
 from tests.unit.test_device_engine import answers, config, requests, tokens
 from tests.unit.test_device_mailbox import (
     CHAIN,
-    SERVED_S,
-    Pair,
     Patient,
     asked,
     by_gpu,
+    check_dying_drafter,
     own_gpus,
     rounds,
     served,
 )
-from tests.unit.test_device_remote import apart
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -150,14 +146,4 @@ def test_a_drafter_that_dies_in_a_round_leaves_a_plain_engine(
         answer(*rest)
 
     monkeypatch.setattr(mail_rounds, "answer", dying)
-    monkeypatch.setattr(DraftEngine, "_close", lambda engine: engine._channels.close())
-    cluster = Pair(*apart(by_gpu(replace(config, speculation=CHAIN)), device_drafter=True))
-    try:
-        found = [cluster.submit(request, split=False) for request in asked(12)]
-        wait_all(found, SERVED_S)
-        assert not cluster.workers["draft"].thread.is_alive()
-        tables = cluster.workers["decode"].engine._parts.runner._executor.tables
-        assert int(tables.mailbox.abs().sum()) == 0
-    finally:
-        cluster.close()
-    assert tokens(found) == tokens(expected)
+    check_dying_drafter(config, monkeypatch, expected)
