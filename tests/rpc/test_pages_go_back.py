@@ -94,6 +94,7 @@ async def test_pages_that_decode_pulls_are_its_own_to_give_back() -> None:
         decode.script.stop_at = 2
         stream = await backend.start(make_request("left", tokens=40))
         await first(stream, 1)
+        await until(lambda: len(decode.of("attach")) == 2)  # the first token may come before decode admits
         await stream.aclose()
         await until(lambda: len(decode.of("cancel")) == 1)
         await asyncio.sleep(0.2)
