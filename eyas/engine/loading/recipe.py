@@ -38,7 +38,7 @@ from eyas.engine.loading.device_build import build_state
 from eyas.engine.loading.draft_build import batch_sizes, draft_state
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import StartPhases
-from eyas.engine.loading.step_shapes import buckets_of, by_depth, captured, rehearsed
+from eyas.engine.loading.step_shapes import buckets_of, by_depth, captured, rehearsed, with_adapted
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.one_shot import OneShot
 from eyas.engine.parallel.ranks import RankInfo
@@ -47,8 +47,10 @@ from eyas.engine.speculation.draft_worker.device_runner import BatchLayout, Batc
 from eyas.engine.speculation.draft_worker.mailed_rounds import MailProgram, mail_wait
 from eyas.engine.speculation.drafters.channels import mail_place, may_mail
 
-FEW_ROWS = 16
-"""Rows of prompts that have no graph if they are of many prompts, each of which goes on from a cache."""
+NARROW_ROWS = (16, 32, 64, 128)
+"""Rows of prompts of which each number needs kernels of its own, as batches do. They have no graph if they are
+of many prompts, each of which goes on from a cache, or where steps with prompts have none.
+"""
 
 
 @torch.inference_mode()
@@ -122,10 +124,17 @@ class _AbsentGroup(ProcessGroup):
 
 
 def _shapes(loaded: EngineSpec) -> Iterator[StepShape]:
-    """The step shapes of a start; rounds and prompts of any size, for which there may be no graph; rounds of
-    any number beside prompts too: they attend apart from those.
+    """The step shapes of a start, and others, for which there may be no graph; each also with adapters, where
+    there may be some.
     """
     yield from captured(loaded)
+    yield from with_adapted(loaded, _without_graphs(loaded))
+
+
+def _without_graphs(loaded: EngineSpec) -> Iterator[StepShape]:
+    """Those that a start rehearses; rounds and prompts of any size; rounds of any number beside prompts too:
+    they attend apart from those.
+    """
     for buckets in by_depth(loaded).values() or (buckets_of(loaded),):
         width = buckets.width
         yield from rehearsed(loaded, buckets)
@@ -136,7 +145,7 @@ def _shapes(loaded: EngineSpec) -> Iterator[StepShape]:
             yield StepShape(batch, width, few, -(-few // buckets.tile_rows), 1, singles)
             if singles:
                 yield StepShape(0, width, singles=batch)
-        for rows in (FEW_ROWS, *wide_rows(loaded.target, loaded.config.chunk_tokens)):
+        for rows in (*NARROW_ROWS, *wide_rows(loaded.target, loaded.config.chunk_tokens)):
             yield StepShape(0, width, rows, -(-rows // buckets.tile_rows), 1)
 
 

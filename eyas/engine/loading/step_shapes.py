@@ -101,10 +101,10 @@ def captured(loaded: EngineSpec) -> list[StepShape]:
     """
     depths = by_depth(loaded).values() or (buckets_of(loaded),)
     shapes = itertools.chain.from_iterable(buckets.captured() for buckets in depths)
-    return sorted(_with_adapted(loaded, shapes), key=lambda shape: -shape.rows)
+    return sorted(with_adapted(loaded, shapes), key=lambda shape: -shape.rows)
 
 
-def _with_adapted(loaded: EngineSpec, shapes: Iterable[StepShape]) -> Iterator[StepShape]:
+def with_adapted(loaded: EngineSpec, shapes: Iterable[StepShape]) -> Iterator[StepShape]:
     """Each shape, and behind it, where there may be adapters, the same with rows that have some."""
     for shape in shapes:
         yield shape
@@ -129,7 +129,7 @@ def rehearsed(loaded: EngineSpec, buckets: GraphBuckets) -> Iterator[StepShape]:
     Also as many rounds as there may be, if those have none; each also with adapters, where there may be some.
     `buckets`: of one depth.
     """
-    yield from _with_adapted(loaded, _rehearsed(loaded, buckets))
+    yield from with_adapted(loaded, _rehearsed(loaded, buckets))
 
 
 def _rehearsed(loaded: EngineSpec, buckets: GraphBuckets) -> Iterator[StepShape]:
