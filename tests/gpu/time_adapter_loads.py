@@ -42,7 +42,7 @@ from eyas.engine.formats.adapted import AdaptedProjection
 from eyas.engine.formats.projection import Projection
 from eyas.engine.models.table import read_model
 from tests.gpu.lines import say
-from tests.gpu.steady import Clocked, clocked, shape_folders, submit
+from tests.gpu.steady import Clocked, clocked, shape_folders, submit, warm
 from tests.gpu.time_lora import SIZES, WAIT_S, Sizes, config_of, gaps_ms, requests, write_adapters
 from tests.unit.loopback import wait_all
 
@@ -226,6 +226,7 @@ def main() -> None:
         model, _ = shape_folders(sizes.shape, Path(scratch))
         folders = write_adapters(Path(scratch) / "adapters", model, options.rank, 3 * options.times)
         config = config_of(options.device, model, SLOTS, options.rank, **GRAPHS[options.device])
+        warm([config])
         with clocked(config) as cluster:
             ids = []
             for folder in folders[: options.times]:

@@ -39,6 +39,7 @@ from tests.gpu.steady import (
     going_on,
     shape_folders,
     submit,
+    warm,
 )
 from tests.unit.loopback import wait_all
 
@@ -206,7 +207,9 @@ def main() -> None:
 def time_without_head(options: argparse.Namespace, model: Path, folders: Sequence[Path]) -> None:
     """Rounds, and loads beside them."""
     device, sizes = options.device, SIZES[options.device]
-    with clocked(config_of(device, model, sizes.many, options.rank)) as cluster:
+    config = config_of(device, model, sizes.many, options.rank)
+    warm([config])
+    with clocked(config) as cluster:
         began = time.perf_counter()
         ids = [cluster.load_adapter(folder).id for folder in folders[: sizes.many]]
         print(f"{len(ids)} folders read in {time.perf_counter() - began:.2f} s", flush=True)
@@ -222,6 +225,7 @@ def time_head(options: argparse.Namespace, model: Path, head: Path, folder: Path
     chance = resolve(3, (), 3.0) if device != "cpu" else ()
     chain = SpeculationConfig(steps=3, topk=1, draft_tokens=4, synthetic_rates=chance)
     config = config_of(device, model, 1, options.rank, draft=str(head), speculation=chain)
+    warm([config])
     with clocked(config) as cluster:
         adapter = cluster.load_adapter(folder).id
         for batch in (1, 8):

@@ -50,9 +50,10 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=["memory"], choices=["memory", "engine"])
     parser.add_argument("--device", default="cuda", help="of the engine; cpu: a tiny one, to try it")
     parser.add_argument("--tp", type=int, default=1, help="GPUs that share the engine's model")
+    parser.add_argument("--layers", type=int, default=0, help="of the engine's model; 0: all")
     args = parser.parse_args()
     if "engine" in args.parts:
-        engine(args.out, args.device, args.tp)
+        engine(args)
     if "memory" not in args.parts:
         return
     device = torch.device("cuda", 0)
@@ -134,17 +135,19 @@ def pool(out: Path, device: torch.device, size: int) -> None:
     kv.close()
 
 
-def engine(out: Path, device: str, ranks: int) -> None:
+def engine(args: argparse.Namespace) -> None:
     """Pause, sleep, wake and continue of a whole engine under load."""
+    device, began = args.device, time.monotonic()
     shape = "tiny" if device == "cpu" else "llama-3.1-8b"
-    bed = Bed(device, shape, Path("/tmp/eyas-sleep") / shape)
+    bed = Bed(device, shape, Path("/tmp/eyas-sleep") / shape, layers=args.layers)
     sizes = {"num_pages": PAGES, "max_running": RUNNING if device != "cpu" else 8, "max_waiting": 1024}
     options = {} if device == "cpu" else {"cuda_graph_bs": GRAPHS, "memory_saver": True}
-    if ranks > 1:
-        options["tensor_parallel_size"] = ranks
+    if args.tp > 1:
+        options["tensor_parallel_size"] = args.tp
     config = bed.config(Way("exact", "chain 3"), **sizes, **options)  # as of tests.gpu.score_campaign
     EngineStart.of(config).wait_for_kernels()
     rig = Engine(config)
+    append_line(args.out, {"what": "started", "s": round(time.monotonic() - began, 1)})
     before = answers(rig, bed, 8)
     for number in range(TIMES):
         ready = free_gib() if device != "cpu" else 0.0
@@ -166,7 +169,7 @@ def engine(out: Path, device: str, ranks: int) -> None:
         for result in running:
             assert result.done.wait(60) and result.failure is None, result.failure
         after = [result.tokens[0] for result in running]
-        append_line(out, said | {"same": after == before and answers(rig, bed, 8) == before})
+        append_line(args.out, said | {"same": after == before and answers(rig, bed, 8) == before})
     rig.close()
 
 

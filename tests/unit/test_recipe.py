@@ -119,6 +119,32 @@ own = [variant for variant in found if variant.args[0].__name__ in ("_join_ranks
 compile_all(own, 1)
 print(json.dumps(sorted({variant.args[0].__name__ for variant in (found if draft else own)})))
 """
+NARROW = """
+import json, sys
+from functools import partial
+from triton.runtime import driver
+from eyas.common.config import resolve_engine
+from eyas.engine.device.step import StepShape
+from eyas.engine.kernels.launch.compile_ahead import NoDevice, record
+from eyas.engine.loading import recipe
+
+driver.set_active(NoDevice(90))
+asked = {"max_running": 4, "chunk_tokens": 300, "cuda_graph_bs": (1,), "mixed_tokens": 0, "max_loras": 2}
+asked |= {"model": sys.argv[1], "draft": None, "prefill_attention_backend": "triton"}
+launches = partial(recipe.launches, resolve_engine("cuda", **asked))
+usual = recipe._shapes
+
+def launched(shapes):
+    recipe._shapes = shapes
+    return {(variant.args[0].__name__, variant.args[1]) for variant in record(launches)}
+
+sizes = [(batch, rows) for batch in (0, 3) for rows in (2, 7, 13, 20, 40, 90, 120, 200)]
+steps = [StepShape(batch, 1, rows, 4, 1, adapted=own) for batch, rows in sizes for own in (False, True)]
+needed, warm = launched(lambda _: steps), launched(usual)
+recipe.NARROW_ROWS = ()
+late = (needed - warm, needed - launched(usual))
+print(json.dumps([sorted({name for name, _ in each}) for each in late]))
+"""
 PLAIN = {"_gather", "_prepare", "_attend", "_attend_chunks", "_peaks", "_settle", "_draw", "_verdict"}
 PLAIN |= {"_land", "_mask", "_process", "_report"}
 PLAIN |= {"_norm", "_rope_write", "_act_mul", "qkv_rope_kernel", "_qkv_rope", "linear_kernel", "gated_kernel"}
@@ -270,6 +296,16 @@ def test_packed_weights_have_kernels_of_their_own(
     found = {each for each, _ in told["found"]}
     assert "_widen" in found and ("_packed" in found) == (family == "mixtral")
     assert not found & {"product_kernel", "_by_depth"}
+
+
+def test_few_rows_of_prompts_have_their_kernels_where_steps_have_no_graph(
+    tmp_path: Path, cache: Path
+) -> None:
+    """With adapters and without. If the recipe has no such rows, products are compiled in mid-service."""
+    model = write_tiny_llama(tmp_path / "model", hidden=128, heads=2, tied=False)
+    late, without = _told(NARROW, str(model))
+    assert late == []
+    assert {"_group", "linear_kernel", "qkv_rope_kernel"} <= set(without)
 
 
 def test_layers_with_states_keep_their_numbers(tmp_path: Path, cache: Path) -> None:

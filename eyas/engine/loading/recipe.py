@@ -48,8 +48,8 @@ from eyas.engine.speculation.draft_worker.mailed_rounds import MailProgram, mail
 from eyas.engine.speculation.drafters.channels import mail_place, may_mail
 
 NARROW_ROWS = (16, 32, 64, 128)
-"""Rows of prompts of which each number needs kernels of its own, as batches do. They have no graph if they are
-of many prompts, each of which goes on from a cache, or where steps with prompts have none.
+"""Rows of prompts by which products have kernels of their own. Steps with so few have no graph if the rows
+are of many prompts, each of which goes on from a cache, or where no step with prompts has one.
 """
 
 
