@@ -20,7 +20,7 @@ from eyas.common.config import (
     NANO,
     NANO_HEAD,
     AdapterConfig,
-    DoorFiles,
+    CertificateFiles,
     EngineConfig,
     GatewayConfig,
     KvEventsConfig,
@@ -376,7 +376,7 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         seed=args.seed,
         root_path=args.root_path,
         **_api_keys(args),
-        door=_door(args),
+        certificate=_certificate(args),
         tls_dir=folders.tls_folder(args.tls_dir),
         key_limits=args.key_limits,
         cors_origins=args.cors_origin,
@@ -456,10 +456,10 @@ def _key_file(path: str) -> str:
     return path
 
 
-def _door(args: argparse.Namespace) -> DoorFiles | None:
+def _certificate(args: argparse.Namespace) -> CertificateFiles | None:
     """The files of the gateway's certificate. Raises ConfigError for a key without one."""
     if args.ssl_certfile is not None:
-        return DoorFiles(args.ssl_certfile, args.ssl_keyfile or args.ssl_certfile)
+        return CertificateFiles(args.ssl_certfile, args.ssl_keyfile or args.ssl_certfile)
     if args.ssl_keyfile is not None:
         raise ConfigError("--ssl-keyfile: needs --ssl-certfile", param="ssl-keyfile")
     return None

@@ -55,7 +55,7 @@ def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeC
     _add_answers(add)
     _add_keys(parser)
     add_tls_dir(parser)
-    _add_door(parser)
+    _add_certificate(parser)
     for flag, known in (("--tool-call-parser", TOOL_FORMATS), ("--reasoning-parser", REASONING)):
         add(flag, choices=[AUTO, *known, NONE], default=AUTO, help="the format (the chat template's)")
     _add_template(parser)
@@ -118,7 +118,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
     add("--api-key", metavar="K", help="a single key, which other users of this machine can read")
 
 
-def _add_door(parser: argparse.ArgumentParser) -> None:
+def _add_certificate(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group(
         "TLS for callers", "of HTTP and gRPC; without it both are plain"
     ).add_argument

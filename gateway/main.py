@@ -23,7 +23,7 @@ from eyas.common.errors import Unavailable
 from eyas.common.machine.leave import StopSignals
 from eyas.common.machine.memory import keep_all
 from eyas.common.machine.processes import raise_limit
-from eyas.common.security.tls import door_context, service_tls
+from eyas.common.security.tls import caller_context, service_tls
 from eyas.common.tokenizers.source import tokenizer_digest
 from eyas.common.types import GenerationRequest
 from eyas.common.wire import rpc
@@ -101,7 +101,7 @@ def run_gateway(config: GatewayConfig) -> None:
 def fitting(config: GatewayConfig, files: int) -> GatewayConfig:
     """The configuration with as many connections per front as `files` open files allow. Logs a cut."""
     # One connection over HTTP has one, one over gRPC three; each front may have as many TLS handshakes.
-    each = 1 + 3 + (0 if config.door is None else 2)
+    each = 1 + 3 + (0 if config.certificate is None else 2)
     connections = min(config.max_connections, files // (each + 1))
     if connections < config.max_connections:
         _log.warning("only %d files may be open: at most %d connections per front", files, connections)
@@ -190,7 +190,7 @@ async def fronts(
     app = guarded(create_app(config, backend, tokenizer, metrics, quotas), config)
     app = rooted(app, config.root_path)
     limits, shared = HttpLimits(config.max_connections), config.member is not None
-    tls = None if config.door is None else door_context(config.door)
+    tls = None if config.certificate is None else caller_context(config.certificate)
     http = HttpServer(app, config.host, config.port, limits, shared, tls)
     await grpc.start()
     await http.start()

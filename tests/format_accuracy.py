@@ -116,7 +116,7 @@ def _matrices(model: Path) -> int:
         return sum(
             name not in there or own.get_slice(name).get_shape() != plain.get_slice(name).get_shape()
             or own.get_slice(name).get_dtype() != plain.get_slice(name).get_dtype()
-            for name in plain.keys()  # noqa: SIM118 (not a dict)
+            for name in plain.keys()
         )  # fmt: skip
 
 

@@ -46,14 +46,14 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop in a daemon thread, and the door to it. Once it is closed, waiting raises `Cancelled`."""
+    """An event loop in a daemon thread. Once it is closed, waiting raises `Cancelled`."""
 
     def __init__(self) -> None:
         refuse_forked()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="eyas-client", daemon=True)
         self._thread.start()
-        self._door = threading.Lock()  # what comes in while it is open is ended by closing it
+        self._closing = threading.Lock()  # a call is submitted before the close, which ends it, or refused
         self._closed = False
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -66,7 +66,7 @@ class LoopThread:
         except InvalidRequest:
             coroutine.close()
             raise
-        with self._door:
+        with self._closing:
             if self._closed:
                 coroutine.close()
                 raise Cancelled("the client is closed")
@@ -91,7 +91,7 @@ class LoopThread:
         """Ends whatever still waits, in any thread, then runs `last`. Idempotent; nothing after a fork."""
         if is_forked():
             return
-        with self._door:
+        with self._closing:
             if self._closed:
                 return
             self._closed = True

@@ -203,7 +203,7 @@ def _grammar_to_pb(grammar: Grammar) -> eyas_pb2.Grammar:
 def update_to_pb(source: WeightsSource, running: str) -> eyas_pb2.UpdateWeightsRequest:
     """An update, but for its numbers. Raises InvalidRequest for a `running` that is none."""
     name = f"RUNNING_REQUESTS_{running.upper()}"
-    if name not in eyas_pb2.RunningRequests.keys():  # noqa: SIM118 (not a dict)
+    if name not in eyas_pb2.RunningRequests.keys():  # an enum's wrapper, no dict
         raise InvalidRequest(f"running must be drain, abort or restart, not {running!r}", param="running")
     request = eyas_pb2.UpdateWeightsRequest(running=eyas_pb2.RunningRequests.Value(name))
     if isinstance(source, str):

@@ -28,7 +28,7 @@ from eyas.common.machine.folders import SharedFolder
 from eyas.common.machine.leave import StopSignals
 from eyas.common.machine.processes import python_module
 from eyas.common.security import api_keys, secret_urls
-from eyas.common.security.tls import door_context, service_tls
+from eyas.common.security.tls import caller_context, service_tls
 from gateway.http.siblings import SUFFIX
 from gateway.main import warn_if_open
 from gateway.text.tokenizer import Tokenizer
@@ -53,8 +53,8 @@ def run_group(config: GatewayConfig) -> None:
     registry(config.registry, ca=config.registry_ca, cluster=config.cluster)
     Tokenizer.load(config.texts.folder, template=config.chat_template)
     service_tls(config.tls_dir)
-    if config.door is not None:
-        door_context(config.door)
+    if config.certificate is not None:
+        caller_context(config.certificate)
     asyncio.run(_run(config))
 
 

@@ -382,8 +382,8 @@ def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
         flags["seed"] = gateway.seed
     if gateway.layout == "auto":
         flags |= {"layout": "auto", "ttft-target": gateway.ttft_target, "tpot-target": gateway.tpot_target}
-    if gateway.door is not None:
-        flags |= {"ssl-certfile": gateway.door.certfile, "ssl-keyfile": gateway.door.keyfile}
+    if gateway.certificate is not None:
+        flags |= {"ssl-certfile": gateway.certificate.certfile, "ssl-keyfile": gateway.certificate.keyfile}
     if gateway.cluster != CLUSTER:
         flags["cluster"] = gateway.cluster
     if gateway.registry_ca is not None:

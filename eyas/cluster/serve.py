@@ -71,7 +71,7 @@ class LocalCluster:
     @property
     def url(self) -> str:
         """The gateway's HTTP address, as clients on this machine reach it."""
-        scheme = "http" if self._plan.gateway.door is None else "https"
+        scheme = "http" if self._plan.gateway.certificate is None else "https"
         return f"{scheme}://{join(self._reachable, self._plan.gateway.port)}"
 
     @property
@@ -208,13 +208,13 @@ class LocalCluster:
 
 def _check_certificates(gateway: GatewayConfig) -> None:
     """Raises ConfigError for those that cannot be used. What reads them is imported where there are some."""
-    if gateway.door is None and gateway.tls_dir is None:
+    if gateway.certificate is None and gateway.tls_dir is None:
         return
-    from eyas.common.security.tls import door_context, service_tls
+    from eyas.common.security.tls import caller_context, service_tls
 
     service_tls(gateway.tls_dir)
-    if gateway.door is not None:
-        door_context(gateway.door)
+    if gateway.certificate is not None:
+        caller_context(gateway.certificate)
 
 
 Work = Callable[[LocalCluster], Awaitable[int]]

@@ -440,7 +440,7 @@ class WorkerConfig:
 
 
 @dataclass(frozen=True)
-class DoorFiles:
+class CertificateFiles:
     """The certificate that callers are shown, and its key, in PEM; the two may stand in one file."""
 
     certfile: str
@@ -470,7 +470,7 @@ class GatewayConfig:
     other_names: tuple[str, ...] = ()  # by which callers may name it too; an answer repeats the one it got
     api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # plain ones; (): there are none
     api_key_file: str | None = None  # the hashes of the valid keys; then `api_keys` is empty
-    door: DoorFiles | None = None  # what callers are shown; None: they are answered in plain
+    certificate: CertificateFiles | None = None  # of HTTPS and gRPC over TLS; None: callers speak in plain
     tls_dir: str | None = None  # what workers are shown; None: they are asked in plain
     key_limits: str | None = (
         None  # a file of what each key may use (`gateway.limits.quotas`); None: no limits

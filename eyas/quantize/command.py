@@ -117,9 +117,9 @@ def _rounded(folder: Path, out: Path, form: WrittenFormat) -> Written:
                 if len(files) == 1
                 else f"model-{number:05}-of-{len(files):05}.safetensors"
             )
-            names = [each + _LONGEST_END for each in file.keys() for _ in range(_PARTS)]  # noqa: SIM118 (not a dict)
+            names = [each + _LONGEST_END for each in file.keys() for _ in range(_PARTS)]
             with TensorFile(out / name, names) as target:
-                for stored in file.keys():  # noqa: SIM118 (not a dict)
+                for stored in file.keys():
                     for made, tensor in _made(folder, file, stored, form, written):
                         target.add(made, tensor)
                         written.add(name, made, tensor)

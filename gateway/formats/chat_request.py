@@ -124,7 +124,7 @@ def _variables(dialect: TemplateDialect, body: TemplateFields) -> dict[str, Any]
     """Returns the template's other variables. Raises InvalidRequest for one that it does not read."""
     variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
     if body.documents:
-        _check(dialect, "documents", "documents" in dialect.reads, "reads no documents")
+        _check("documents", "documents" in dialect.reads, "reads no documents")
         variables["documents"] = body.documents
     thinks, field, effort = body.enable_thinking, "enable_thinking", body.reasoning_effort
     if effort is not None and "reasoning_effort" in dialect.reads:
@@ -132,11 +132,11 @@ def _variables(dialect: TemplateDialect, body: TemplateFields) -> dict[str, Any]
     elif effort == _NO_EFFORT and thinks is None:
         thinks, field = False, "reasoning_effort"
     elif effort not in (None, _NO_EFFORT, _USUAL_EFFORT):
-        _check(dialect, "reasoning_effort", False, "knows no effort")
+        _check("reasoning_effort", False, "knows no effort")
     if thinks is not None:
         switches = [name for name in _SWITCHES if name in dialect.reads]
         idle = not thinks and dialect.reasoning is None  # such a model never thinks
-        _check(dialect, field, bool(switches) or idle, "has no switch for its reasoning")
+        _check(field, bool(switches) or idle, "has no switch for its reasoning")
         variables |= dict.fromkeys(switches, thinks)
     return variables
 
@@ -146,7 +146,7 @@ def _shown_tools(dialect: TemplateDialect, body: TemplateFields) -> list[dict[st
     tools = body.callable_tools
     if not tools:
         return None
-    _check(dialect, body.tools_field, dialect.calls is not None, "writes no calls of tools")
+    _check(body.tools_field, dialect.calls is not None, "writes no calls of tools")
     return [tool.written for tool in tools]
 
 
@@ -165,10 +165,10 @@ def _check_seen(
     for name in [tool.function.name for tool in body.callable_tools]:
         if name not in visible:
             lack = f"does not show {name[:100]!r} to the model (--chat-template gives another one)"
-            _check(dialect, body.tools_field, False, lack)
+            _check(body.tools_field, False, lack)
 
 
-def _check(dialect: TemplateDialect, field: str, can: bool, lack: str) -> None:
+def _check(field: str, can: bool, lack: str) -> None:
     if not can:
         raise InvalidRequest(f"{field} is not supported: the model's chat template {lack}", param=field)
 

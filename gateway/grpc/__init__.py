@@ -1,1 +1,1 @@
-"""gRPC for callers: the service `eyas.v1.Eyas`, its messages, and the door before it."""
+"""gRPC for callers: the service `eyas.v1.Eyas`, its messages, and the admission of calls."""

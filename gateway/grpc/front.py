@@ -21,15 +21,15 @@ from eyas.common.cluster.names import is_loopback, is_passed_on
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Forbidden, InvalidRequest
 from eyas.common.logging import request_id, traceparent
-from eyas.common.security.tls import door_context
+from eyas.common.security.tls import caller_context
 from eyas.common.types import GenerationRequest
 from eyas.common.wire import rpc
 from eyas.common.wire.control import ContinueGeneration, ReleaseMemory, ResumeMemory
 from gateway.backends.admission import ServedModel, admit, answer_limit, called, new_adapter, serving
 from gateway.backends.base import GenerationBackend, GenerationStream
 from gateway.formats.chat_request import ChatModel, chat_prompt, read_rules, reading_of, with_grammar
+from gateway.grpc import admission
 from gateway.grpc import control as grpc_control
-from gateway.grpc import door as grpc_door
 from gateway.grpc import messages as grpc_messages
 from gateway.grpc import weights as grpc_weights
 from gateway.grpc.messages import GrpcChat, chat_of, delta_to_pb, read_delta_to_pb
@@ -235,7 +235,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         """
         if request.model:
             called(await self._served(request.model), self._config, request.model)
-        await self._pace.enter(grpc_door.caller_of(context, self.keys).name, request.ByteSize())
+        await self._pace.enter(admission.caller_of(context, self.keys).name, request.ByteSize())
 
     async def _served(self, name: str = "") -> ServedModel:
         return await serving(self._config, self._backend, name)
@@ -296,7 +296,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
             options = replace(options, predicted=predicted)
         timeout_s = min(self._config.request_timeout_s, pending.context.time_remaining() or float("inf"))
         request = admit(model, pending.prompt, options, timeout_s)
-        return msgspec.structs.replace(request, caller=grpc_door.caller_of(pending.context, self.keys).name)
+        return msgspec.structs.replace(request, caller=admission.caller_of(pending.context, self.keys).name)
 
 
 class GrpcFront:
@@ -315,12 +315,12 @@ class GrpcFront:
         quotas = quotas or CallerQuotas()
         servicer = EyasServicer(config, backend, tokenizer, metrics, quotas.pace)
         self._server = rpc.server(
-            grpc_door.AdmissionInterceptor(SERVICE, servicer.keys, quotas, metrics.tracer),
-            grpc_door.limits(config),
+            admission.AdmissionInterceptor(SERVICE, servicer.keys, quotas, metrics.tracer),
+            admission.limits(config),
         )
         eyas_pb2_grpc.add_EyasServicer_to_server(servicer, self._server)
         self._health = rpc.HealthService(self._server, [SERVICE])
-        tls = None if config.door is None else door_context(config.door, "h2")
+        tls = None if config.certificate is None else caller_context(config.certificate, "h2")
         listener = listen(config.host, config.grpc_port, "grpc-port", config.member is not None)
         self._socket = rpc.bind_unnamed(self._server)
         self._relay = GrpcRelay(listener, f"/proc/self/fd/{self._socket}", tls, config.max_connections)

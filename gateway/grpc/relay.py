@@ -16,7 +16,7 @@ from typing import Any
 
 from eyas.common.cluster.listening import BACKLOG
 from eyas.common.logging import RateLimitedLogger
-from eyas.common.security.tls import TlsDoor
+from eyas.common.security.tls import TlsListener
 
 FLUSH_S = 5.0  # a caller that takes less than what waits for it is gone: gRPC's own pings would say the same
 LAST_S = 3.0  # for the last bytes at the gateway's end, as over HTTP; its group kills it after 5 s
@@ -103,13 +103,13 @@ class GrpcRelay:
         self.port = int(listener.getsockname()[1])
         self._listener = listener
         self._path = path
-        self._door = None if tls is None else TlsDoor(listener, tls, limit)
+        self._tls = None if tls is None else TlsListener(listener, tls, limit)
         self._accepting: asyncio.Task[None] | None = None
         self._callers: set[_CallerEnd] = set()
 
     def start(self) -> None:
         """Takes connections from now on (the socket has listened since it was made)."""
-        accepting = self._accept() if self._door is None else self._door.accept(self._protocol)
+        accepting = self._accept() if self._tls is None else self._tls.accept(self._protocol)
         self._accepting = asyncio.create_task(accepting, name="grpc relay")
 
     async def stop(self) -> None:

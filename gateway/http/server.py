@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from eyas.common.cluster.listening import listen
-from eyas.common.security.tls import TlsDoor
+from eyas.common.security.tls import TlsListener
 from gateway.http.protocol import HttpLimits, OpenConnections
 
 GRACE_S = 3  # after `aclose`, the last bytes of answers have this long to leave
@@ -32,7 +32,7 @@ class HttpServer:
     ) -> None:
         """`shared`: other processes may listen there too. `tls` None: in plain."""
         self._listener = listen(host, port, "port", shared)
-        self._tls = None if tls is None else TlsDoor(self._listener, tls, limits.connections)
+        self._tls = None if tls is None else TlsListener(self._listener, tls, limits.connections)
         self._server = _HttpServer(
             uvicorn.Config(
                 app,

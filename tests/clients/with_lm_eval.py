@@ -10,9 +10,9 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
 
-from lm_eval import simple_evaluate  # noqa: E402
-from lm_eval.tasks import TaskManager  # noqa: E402
-from told import Server, tell  # noqa: E402
+from lm_eval import simple_evaluate
+from lm_eval.tasks import TaskManager
+from told import Server, tell
 
 QUESTIONS = [{"q": "The capital of France is", "a": ["Paris", "Lima"], "right": 0}] * 4
 CHOICE = {"output_type": "multiple_choice", "doc_to_choice": "a", "doc_to_target": "right"}

@@ -28,7 +28,7 @@ from eyas.common.errors import EyasError
 from eyas.common.types import Role
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "rpc"))
-from scripted_worker import ScriptedWorker  # noqa: E402
+from scripted_worker import ScriptedWorker
 
 KEY = "sesame"
 SOFT_FILES = 1024  # what a shell gives

@@ -77,7 +77,7 @@ def stripping_proxy(prefix: str, port: int) -> Iterator[str]:
             self.wfile.write(content)
             server.close()
 
-        do_GET = do_POST = forward  # noqa: N815 (the library's names)
+        do_GET = do_POST = forward
 
         def log_message(self, *_: object) -> None:
             pass

@@ -3,10 +3,9 @@
     python -m tests.gpu.time_chain --out FILE [--shape llama-3.1-8b] [--batches 1 8 32]
 
 Milliseconds of a replayed step, 700 rows of context a sequence, chains of 3 that are accepted by chance at
-3.0 tokens a round: with drafts made as now and as before (`chain_before`), in turn; with fewer drafting
-steps, without the lookup, without drafting at all, and plain. A token takes a step over 3.0; a target is
-printed beside it, and what lies between tokens (sending, receiving) comes on top. `--device cpu` tries the
-script out.
+3.0 tokens per round: as they are served; with fewer drafting steps, without the lookup, without drafting at
+all, and plain. A token takes a step over 3.0; what lies between tokens (sending, receiving) comes on top.
+`--device cpu` tries the script out.
 """
 
 from __future__ import annotations
@@ -17,11 +16,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -33,20 +30,16 @@ from eyas.engine.device.step import StepShape
 from eyas.engine.loading.device_build import build_state
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import EngineStart
-from eyas.engine.models.ops.device import DeviceOps
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
-from eyas.engine.speculation.device import DeviceProposer
 from eyas.engine.speculation.synthetic import resolve
-from tests.gpu import chain_before
 from tests.gpu.lines import lines_of
 from tests.gpu.steady import TINY, engine_config, going_on, shape_folders
 
 STEPS, LENGTH = 3, 3.0
-TARGETS = {1: 1.60, 8: 1.70, 32: 2.25}  # ms a token, served
 CONTEXT = {"cuda": 700, "cpu": 5}
 REPLAYS, TURNS = 20, 3
-NOW, BEFORE = "chain of 3", "chain of 3, before"
+WHOLE = "chain of 3"
 
 
 @dataclass(frozen=True)
@@ -57,12 +50,10 @@ class Way:
     width: int = STEPS + 1
     drafting: int | None = STEPS
     lookup: bool = True
-    before: bool = False
 
 
 WAYS = (
-    Way(NOW),
-    Way(BEFORE, before=True),
+    Way(WHOLE),
     Way("no lookup", lookup=False),
     Way("2 steps", drafting=2, lookup=False),
     Way("1 step", drafting=1, lookup=False),
@@ -123,18 +114,13 @@ def variant(state: DeviceState, way: Way) -> DeviceState:
 
 def captured(state: DeviceState, way: Way, batch: int) -> Callable[[], None]:
     """What runs the step once."""
-    with ExitStack() as stack:
-        if way.before:
-            stack.enter_context(mock.patch.object(DeviceProposer, "_chain", chain_before.chain))
-            stack.enter_context(mock.patch.object(DeviceProposer, "picked", chain_before.picked))
-            stack.enter_context(mock.patch.object(DeviceOps, "put", chain_before.put))
-        program = program_of(variant(state, way), way, batch)
+    program = program_of(variant(state, way), way, batch)
 
-        def step() -> None:
-            program.forward()
-            program.rest(program.choose())
+    def step() -> None:
+        program.forward()
+        program.rest(program.choose())
 
-        return replayed(step, state.device)
+    return replayed(step, state.device)
 
 
 def replayed(step: Callable[[], None], device: str) -> Callable[[], None]:
@@ -193,12 +179,8 @@ def report(lines: list[dict[str, Any]]) -> Iterator[str]:
     for batch in sorted({line["batch"] for line in lines}):
         ms = {line["way"]: line["ms"] for line in lines if line["batch"] == batch}
         yield f"bs{batch}: " + ", ".join(f"{name} {value:.3f} ms" for name, value in ms.items())
-        if NOW in ms and BEFORE in ms:
-            target = TARGETS.get(batch)
-            verdict = "" if target is None else f", target {target:.2f} served"
-            each = [ms[name] / LENGTH for name in (BEFORE, NOW)]
-            gain = f"{1e3 * (ms[BEFORE] - ms[NOW]):.0f} us a round"
-            yield f"  a token {each[0]:.3f} before, {each[1]:.3f} ms now ({gain}){verdict}"
+        if WHOLE in ms:
+            yield f"  {ms[WHOLE] / LENGTH:.3f} ms per token"
 
 
 @torch.inference_mode()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from eyas.admin import certs
 from eyas.admin.certs import CertificateAuthority, CertificatePair
-from eyas.common.config import DoorFiles
+from eyas.common.config import CertificateFiles
 from eyas.common.security.tls import AUTHORITY, CERTIFICATE, KEY, NAME
 
 DAY = datetime.timedelta(days=1)
@@ -29,9 +29,9 @@ class Certificates:
         return str(self.folder / AUTHORITY)
 
     @property
-    def door(self) -> DoorFiles:
+    def door(self) -> CertificateFiles:
         door = self.folder / certs.DOOR
-        return DoorFiles(str(door / CERTIFICATE), str(door / KEY))
+        return CertificateFiles(str(door / CERTIFICATE), str(door / KEY))
 
     def signed(
         self, name: str = NAME, valid: datetime.timedelta = DAY, *, client: bool = True

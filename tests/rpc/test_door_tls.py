@@ -24,10 +24,10 @@ from eyas.bench.http import MeasuredServer
 from eyas.client import AsyncClient
 from eyas.client.reach import ServerAddress, grpc_target
 from eyas.common.cluster.listening import free_ports
-from eyas.common.config import DoorFiles, GatewayConfig
+from eyas.common.config import CertificateFiles, GatewayConfig
 from eyas.common.errors import ConfigError, EyasError, Unauthorized, Unavailable
 from eyas.common.security import api_keys, tls
-from eyas.common.security.tls import door_context
+from eyas.common.security.tls import caller_context
 from gateway.http.protocol import HttpLimits
 from gateway.http.server import HttpServer
 from gateway.limits import keys
@@ -64,7 +64,7 @@ async def door(ours: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(keys, "LOOK_S", 0.0)
     file, ports = str(tmp_path / "keys"), free_ports()
     api_keys.add(file, "alice", ALICE)
-    config = GatewayConfig(port=next(ports), grpc_port=next(ports), door=ours.door, api_key_file=file)
+    config = GatewayConfig(port=next(ports), grpc_port=next(ports), certificate=ours.door, api_key_file=file)
     backend = ScriptedBackend(nano_tokenizer(), says=lambda *_: "word " * 20)
     async with fronts(config, backend, backend.tokenizer, GatewayMetrics(CollectorRegistry())):
         yield Door(config, backend, file)
@@ -170,7 +170,7 @@ async def app(scope: object, receive: object, send: object) -> None:
 
 @contextlib.asynccontextmanager
 async def https(ours: Certificates, limits: HttpLimits) -> AsyncIterator[int]:
-    server = HttpServer(app, "127.0.0.1", 0, limits, tls=door_context(ours.door))
+    server = HttpServer(app, "127.0.0.1", 0, limits, tls=caller_context(ours.door))
     await server.start()
     try:
         yield server.port
@@ -243,7 +243,7 @@ async def test_an_expired_certificate_is_refused_by_clients(ours: Certificates, 
     files = [str(tmp_path / name) for name in ("crt", "key")]
     for file, content in zip(files, ours.signed("127.0.0.1", -DAY, client=False), strict=True):
         Path(file).write_bytes(content)
-    server = HttpServer(app, "127.0.0.1", 0, HttpLimits(), tls=door_context(DoorFiles(*files)))
+    server = HttpServer(app, "127.0.0.1", 0, HttpLimits(), tls=caller_context(CertificateFiles(*files)))
     await server.start()
     try:
         with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
@@ -270,10 +270,10 @@ def test_the_loop_that_serves_shakes_hands_too(ours: Certificates) -> None:
 def test_bad_files_are_refused_at_start(ours: Certificates, tmp_path: Path) -> None:
     (tmp_path / "other.key").write_bytes(ours.signed()[1])
     for files in (
-        DoorFiles(ours.door.certfile, str(tmp_path / "other.key")),
-        DoorFiles(ours.door.certfile, ours.door.certfile),
-        DoorFiles(str(tmp_path / "none"), ours.door.keyfile),
+        CertificateFiles(ours.door.certfile, str(tmp_path / "other.key")),
+        CertificateFiles(ours.door.certfile, ours.door.certfile),
+        CertificateFiles(str(tmp_path / "none"), ours.door.keyfile),
     ):
         with pytest.raises(ConfigError, match="--ssl-certfile") as caught:
-            door_context(files)
+            caller_context(files)
         assert files.certfile in caught.value.message

@@ -106,8 +106,8 @@ async def test_ids_are_counted_before_they_are_looked_at() -> None:
 
 
 async def test_calls_are_bounded_and_health_is_not_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.grpc.door.MAX_CALLS", 2)
-    monkeypatch.setattr("gateway.grpc.door.MAX_PUBLIC_CALLS", 1)
+    monkeypatch.setattr("gateway.grpc.admission.MAX_CALLS", 2)
+    monkeypatch.setattr("gateway.grpc.admission.MAX_PUBLIC_CALLS", 1)
     async with served(replace(CONFIG, api_keys=())) as (channel, backend):
         backend.pause_s = 0.5  # a second pair of tokens comes late
         held = [silent(channel, KEY) for _ in range(2)]
@@ -134,7 +134,7 @@ async def test_calls_are_bounded_and_health_is_not_among_them(monkeypatch: pytes
 
 async def test_one_key_has_half_of_the_calls_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their messages need not even have come: a key is told in the header."""
-    monkeypatch.setattr("gateway.grpc.door.MAX_CALLS", 5)
+    monkeypatch.setattr("gateway.grpc.admission.MAX_CALLS", 5)
     async with served() as (channel, backend):
         backend.pause_s = 0.5  # a second pair of tokens comes late
         held = [silent(channel, KEY) for _ in range(2)]

@@ -20,7 +20,7 @@ from eyas.client import AsyncClient
 from eyas.common.cluster.listening import listen
 from eyas.common.config import GatewayConfig
 from gateway.grpc import relay as grpc_relay
-from gateway.grpc.door import AdmissionInterceptor
+from gateway.grpc.admission import AdmissionInterceptor
 from gateway.grpc.front import GrpcFront
 from gateway.grpc.relay import MAX_BYTES, GrpcRelay
 from gateway.observe.metrics import GatewayMetrics

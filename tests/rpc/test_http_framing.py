@@ -14,7 +14,7 @@ import pytest
 from certificates import Certificates
 from starlette.types import Receive, Scope, Send
 
-from eyas.common.security.tls import door_context
+from eyas.common.security.tls import caller_context
 from gateway.http.protocol import HttpLimits
 from gateway.http.server import HttpServer
 
@@ -99,7 +99,7 @@ def statuses(said: bytes) -> list[int]:
 async def opened(tls: Certificates | None = None) -> AsyncIterator[Door]:
     app = App()
     server = HttpServer(
-        app, "127.0.0.1", 0, HttpLimits(rest_s=0.5), tls=door_context(tls.door) if tls else None
+        app, "127.0.0.1", 0, HttpLimits(rest_s=0.5), tls=caller_context(tls.door) if tls else None
     )
     await server.start()
     try:

@@ -16,7 +16,7 @@ from certificates import Certificates
 from eyas import cli, configuration
 from eyas.common.machine import folders
 from eyas.common.security import api_keys
-from eyas.common.security.tls import ServiceTls, door_context, service_tls
+from eyas.common.security.tls import ServiceTls, caller_context, service_tls
 from eyas.common.wire import rpc
 from gateway.http.protocol import HttpLimits
 from gateway.http.server import HttpServer
@@ -57,7 +57,7 @@ def test_every_service_has_the_certificates(ours: Certificates, monkeypatch: pyt
             continue
         config = configuration.gateway_alone(args)
         assert config.tls_dir == folder and config.api_key_file == str(ours.folder / "keys")
-        assert config.door is not None and door_context(config.door)
+        assert config.certificate is not None and caller_context(config.certificate)
         before = [*BY_ENTRYPOINT[command], *plain[name]["command"]]
         assert words[: len(before)] == before
 
@@ -74,7 +74,7 @@ async def test_the_health_check_gets_in(ours: Certificates, monkeypatch: pytest.
     port = rpc.bind(server, "127.0.0.1", 0, ServiceTls.load(ours.services).server)
     await server.start()
     await health.set(True)
-    http = HttpServer(app, "127.0.0.1", 0, HttpLimits(), tls=door_context(ours.door))
+    http = HttpServer(app, "127.0.0.1", 0, HttpLimits(), tls=caller_context(ours.door))
     await http.start()
     try:
         assert not await asyncio.to_thread(serves, f"127.0.0.1:{port}")

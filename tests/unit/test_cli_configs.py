@@ -12,7 +12,7 @@ from eyas import cli, configuration
 from eyas.cluster.plan import gateway_argv, worker_argv
 from eyas.common.config import (
     GPU_DEFAULTS,
-    DoorFiles,
+    CertificateFiles,
     EngineConfig,
     GatewayConfig,
     ServeConfig,
@@ -104,7 +104,7 @@ def test_a_gateway_command_line_comes_back_as_its_config(monkeypatch: pytest.Mon
         model="/m",
         served_model="x",
         api_keys=("k", "l"),
-        door=DoorFiles("/c.crt", "/c.key"),
+        certificate=CertificateFiles("/c.crt", "/c.key"),
         tls_dir="/certs",
         cors_origins=("https://a.example", "*"),
         allowed_hosts=("gateway", "chat.example"),

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from eyas.common.config import DoorFiles, GatewayConfig
+from eyas.common.config import CertificateFiles, GatewayConfig
 from gateway.main import fitting
 
 ASK = "from eyas.common.machine.processes import raise_limit; import resource; "
@@ -28,7 +28,7 @@ def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
 
 def test_a_gateway_has_files_for_all_connections_that_it_may_take(caplog: pytest.LogCaptureFixture) -> None:
     plain = GatewayConfig()
-    tls = dataclasses.replace(plain, door=DoorFiles("a", "b"))
+    tls = dataclasses.replace(plain, certificate=CertificateFiles("a", "b"))
     assert fitting(plain, 1 << 16) == plain and fitting(tls, 1 << 16) == tls and not caplog.records
     for config, files_each in ((plain, 1 + 3), (tls, 1 + 3 + 2)):  # HTTP, gRPC, handshakes
         connections = fitting(config, 1000).max_connections

@@ -72,7 +72,7 @@ def test_numbers_that_are_not_finite_are_refused_by_the_tensors_name(folder: Pat
     stored = load_file(folder / "model.safetensors")
     stored["model.norm.weight"][7] = wrong
     save_file(stored, folder / "model.safetensors")
-    with pytest.raises(ConfigError, match=r"tensor model\.norm\.weight of .* holds NaN or infinity"):  # noqa: SIM117
+    with pytest.raises(ConfigError, match=r"tensor model\.norm\.weight of .* holds NaN or infinity"):
         with FolderWeights(folder) as weights:
             weights.take("model.embed_tokens.weight", (256, 64))
             weights.take("model.norm.weight", (64,))
@@ -86,7 +86,7 @@ def test_a_number_that_the_dtype_cannot_hold_is_not_finite(folder: Path) -> None
     stored["model.norm.weight"][7] = 1e6
     save_file(stored, folder / "model.safetensors")
     for dtype, refused in ((torch.float32, False), (torch.bfloat16, False), (torch.float16, True)):
-        with pytest.raises(ConfigError, match=r"norm") if refused else contextlib.nullcontext():  # noqa: SIM117
+        with pytest.raises(ConfigError, match=r"norm") if refused else contextlib.nullcontext():
             with FolderWeights(folder, placement=WeightPlacement(dtype=dtype)) as weights:
                 weights.take("model.norm.weight", (64,))
 
@@ -100,7 +100,7 @@ def test_nan_and_infinity_are_found_whatever_the_dtypes(
     for wrong in (float("nan"), -float("inf")):
         stored["model.norm.weight"][7] = wrong
         save_file(stored, folder / "model.safetensors")
-        with pytest.raises(ConfigError, match=r"model\.norm"):  # noqa: SIM117
+        with pytest.raises(ConfigError, match=r"model\.norm"):
             with FolderWeights(folder, placement=WeightPlacement(dtype=asked)) as weights:
                 weights.take("model.norm.weight", (64,))
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import grpc
 
-from eyas.common.config import DoorFiles
+from eyas.common.config import CertificateFiles
 from eyas.common.errors import ConfigError
 from eyas.common.logging import RateLimitedLogger
 
@@ -63,10 +63,10 @@ def client_context(ca: str | None, flag: str = "ca") -> ssl.SSLContext:
         raise ConfigError(f"--{flag}: {ca} names no authorities: {_reason(error)}", param=flag) from error
 
 
-# --- the gateway's door ------------------------------------------------------------------------------------
+# --- for the gateway's callers -----------------------------------------------------------------------------
 
 
-def door_context(files: DoorFiles, speaks: str = "http/1.1") -> ssl.SSLContext:
+def caller_context(files: CertificateFiles, speaks: str = "http/1.1") -> ssl.SSLContext:
     """`speaks`: as ALPN names it. Raises ConfigError for files that are no certificate, or not its key."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols([speaks])
@@ -207,7 +207,7 @@ def _reason(error: Exception) -> str:
     return getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
 
 
-class TlsDoor:
+class TlsListener:
     """Accepts connections from a listening socket, which stays its owner's. `limit`: of open handshakes."""
 
     def __init__(self, listener: socket.socket, context: ssl.SSLContext, limit: int) -> None:

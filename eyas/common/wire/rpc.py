@@ -125,13 +125,15 @@ class ChannelPool:
         await self.drop(*self)
 
 
-def server(door: grpc.aio.ServerInterceptor | None = None, options: Options | None = None) -> grpc.aio.Server:
+def server(
+    admission: grpc.aio.ServerInterceptor | None = None, options: Options | None = None
+) -> grpc.aio.Server:
     """A server that maps errors by `ErrorInterceptor`; the caller adds servicers, binds it and starts it.
 
-    `door` sees each call before any message of it is read. `options` add to those of all servers, or replace
-    them.
+    `admission` sees each call before any message of it is read. `options` add to those of all servers, or
+    replace them.
     """
-    interceptors = [ErrorInterceptor(), *([door] if door else []), MessageInterceptor()]
+    interceptors = [ErrorInterceptor(), *([admission] if admission else []), MessageInterceptor()]
     all_options = _SERVER_OPTIONS | (options or {})
     return grpc.aio.server(interceptors=interceptors, options=list(all_options.items()))
 

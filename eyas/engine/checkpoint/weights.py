@@ -260,10 +260,10 @@ class FolderWeights(WeightSource):
             staging = self._open.enter_context(contextlib.closing(WeightStaging(placement.device)))
             self._place = staging.upload
         files = self._files(folder)
-        stored = {name: file for _, file in files for name in file.keys() if name.startswith(prefixes)}  # noqa: SIM118
+        stored = {name: file for _, file in files for name in file.keys() if name.startswith(prefixes)}
         widened = WidenedFile(folder, quantized, stored, self._place)
         for path, file in (*files, (folder, widened)):
-            names = [name for name in file.keys() if name.startswith(prefixes)]  # noqa: SIM118 (not a dict)
+            names = [name for name in file.keys() if name.startswith(prefixes)]
             if file is not widened:
                 names = [name for name in names if name not in widened.parts]
             homes = {here: at for name in names for here, at in _parts(file, name, spelling(name), fused)}

@@ -34,7 +34,6 @@ from eyas.engine.formats.adapted import Adapted
 from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kv.groups import GRAIN, KvGroups, one_group, page_layers
 from eyas.engine.kv.pool import KvPool, PoolShape
-from eyas.engine.loading.state_limits import check_states
 from eyas.engine.models.heads import TAKING_UPDATES, head_spelling, read_head, with_token_map
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
@@ -84,7 +83,7 @@ class EngineSpec:
             head = with_token_map(head, target, config)
         check_experts(target, config.dp_attention)
         check_replicas(target, config)
-        check_states(target, config)
+        _check_states(target, config)
         _check_kv_dtype(target, config)
         _check_adapters(target, config)
         if head is not None:
@@ -457,3 +456,24 @@ def _check_implemented(decoder: ModelConfig, outputs: int) -> None:
             "(--attention-backend torch serves it slowly)",
             param="attention-backend",
         )
+
+
+def _check_states(target: ModelConfig, config: EngineConfig) -> None:
+    """Raises ConfigError, naming the flag, for what does not work with states, or needs a model with some."""
+    if target.delta is None:
+        if config.state_slots is not None:
+            raise ConfigError(
+                f"--state-slots: {target.architecture} has no recurrent states", param="state-slots"
+            )
+        return
+    refused = {
+        "dp-attention": (config.dp_attention > 1, "attention ranks have no slots of states"),
+        "host-cache-gb": (config.host_cache_gb > 0, "states do not leave for the host's memory"),
+        "spec-draft-tokens": (
+            config.round_width > SPAN,
+            f"a round has at most {SPAN} rows, drafts and the one before them",
+        ),
+    }
+    for flag, (is_set, why) in refused.items():
+        if is_set:
+            raise ConfigError(f"--{flag}: {target.architecture} has recurrent states: {why}", param=flag)

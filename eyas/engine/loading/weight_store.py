@@ -104,7 +104,7 @@ class EngineWeights:
     def read(self, name: str, count: int) -> tuple[float, ...]:
         """Raises NotFound for a tensor that is not there."""
         file = self._stored()
-        if name not in file.keys():  # noqa: SIM118 (not a dict)
+        if name not in file.keys():
             raise NotFound(f"the model has no tensor {name[:200]!r}", param="name")
         whole = file.get_slice(name)[...]
         return tuple(whole.flatten()[:count].float().tolist())

@@ -40,7 +40,7 @@ class PagedLayer:
     def __call__(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **said: Any
     ) -> torch.Tensor:
-        """As of `seams.AttendBy`."""
+        """Attention over pages, in the shapes of `seams`. `mask` is not read: `spec` says which are seen."""
         current = self.current
         if current.pages is None or current.pool is None or current.attended != self.number:
             raise RuntimeError(f"layer {self.number} attends in another order than when it was judged")

@@ -8,16 +8,11 @@ mask would have been, and hold no number.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 PAGED, JUDGED = "eyas_paged", "eyas_judged"
-
-AttendBy = Callable[..., torch.Tensor]
-"""(q [1, heads, rows, dim], k and v [1, kv heads, rows, dim], mask, **what else is said) -> [1, rows, heads,
-value dim]."""
 
 
 def register() -> None:
@@ -44,6 +39,7 @@ def _attend(
     attention_mask: torch.Tensor | None = None,
     **said: Any,
 ) -> tuple[torch.Tensor, None]:
+    """Queries [1, heads, m, dim], keys and values [1, KV heads, m, dim]; gives [1, m, heads, value dim]."""
     return module.attend_by(query, key, value, attention_mask, **said), None
 
 

@@ -75,7 +75,7 @@ def _stored(folder: Path, files: contextlib.ExitStack) -> dict[str, Any]:
             file = files.enter_context(safe_open(path, framework="pt"))
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{path} is not a readable safetensors file: {error}") from None
-        for name in file.keys():  # noqa: SIM118 (not a dict)
+        for name in file.keys():
             if name in stored:
                 raise ConfigError(f"tensor {name} of {path} is in another file of the folder as well")
             stored[name] = file.get_slice(name)
