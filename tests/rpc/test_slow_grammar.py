@@ -72,3 +72,14 @@ async def test_it_fails_alone(
         error = refused.json()["error"]
         assert error["param"] == "guided_grammar"
     assert error["code"] == "grammar_too_slow" and "too long to follow" in error["message"]
+
+
+async def test_one_that_forces_text_without_end_fails_alone(client: httpx.AsyncClient) -> None:
+    """To look for what it forces would not end, and hold up every stream of the engine."""
+    endless = CHAT | {"max_tokens": 20, "guided_grammar": 'root ::= "a" root'}
+    ordinary, refused = await asyncio.gather(
+        *(client.post("/v1/chat/completions", json=body) for body in (CHAT | {"max_tokens": 20}, endless))
+    )
+    assert ordinary.status_code == 200 and refused.status_code == 400
+    assert refused.json()["error"]["param"] == "guided_grammar"
+    assert refused.json()["error"]["message"].endswith("its rule root has no text that ends")

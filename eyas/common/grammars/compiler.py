@@ -18,6 +18,7 @@ from typing import Any
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammars import json_schema
+from eyas.common.grammars.forced_text import check_forced
 from eyas.common.grammars.json_rules import JsonStyle, json_rules
 from eyas.common.grammars.notations import POINTER, Grammar, GrammarKind, renewed
 from eyas.common.grammars.regex_syntax import UnsupportedPattern
@@ -126,10 +127,14 @@ class GrammarCompiler:
         return self._tag(_exact_tag(json.loads(grammar.text)))
 
     def _tag(self, tag: dict[str, Any]) -> Any:
-        return self._compiler.compile_structural_tag(json.dumps(tag))
+        compiled = self._compiler.compile_structural_tag(json.dumps(tag))
+        check_forced(str(compiled.grammar))
+        return compiled
 
     def _of_rules(self, rules: str) -> Any:
-        return self._compiler.compile_grammar(library().Grammar.from_ebnf(rules))
+        grammar = library().Grammar.from_ebnf(rules)
+        check_forced(str(grammar))
+        return self._compiler.compile_grammar(grammar)
 
 
 def rules_of_schema(schema: Any, pointer: str = "#", style: JsonStyle = JsonStyle.JSON) -> str:

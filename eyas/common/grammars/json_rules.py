@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -152,14 +153,16 @@ def _depths(rules: Rules) -> dict[str, NestingDepth]:
 
 def _nullable(rules: Rules) -> set[str]:
     """The rules of parts that may be nothing."""
-    nullable = set[str]()
-    grows = True
-    while grows:
-        more = {
-            name for name, body in rules.items() if name not in nullable and _may_be_nothing(body, nullable)
-        }
-        nullable |= more
-        grows = bool(more)
+    users = defaultdict[str, set[str]](set)
+    for name, body in rules.items():
+        for part in rules.keys() & body:
+            users[part].add(name)
+    nullable, todo = set[str](), list(rules)
+    while todo:
+        name = todo.pop()
+        if name not in nullable and _may_be_nothing(rules[name], nullable):
+            nullable.add(name)
+            todo += users[name]
     return nullable
 
 
