@@ -53,6 +53,16 @@ def test_weights_are_read_and_nothing_else(tmp_path: Path) -> None:
     assert in_memory(weights) == 1 and in_memory(other) < 0.5
 
 
+def test_half_of_the_free_memory_is_filled_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = written(tmp_path / "model.safetensors")
+    if in_memory(weights) > 0.5:
+        pytest.skip("this file system keeps files in memory")
+    free = psutil.virtual_memory()._replace(available=2 * PIECE_BYTES + 8192)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    joined(read_ahead(tmp_path))
+    assert 0.2 < in_memory(weights) < 0.9  # the system reads on behind a piece
+
+
 def joined(threads: list[Thread]) -> int:
     for thread in threads:
         thread.join(30)

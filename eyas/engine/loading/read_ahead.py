@@ -7,42 +7,44 @@ loaded here.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from threading import Thread
 
 import psutil
 
 PIECE_BYTES = 8 << 20
-THREADS = 2
+THREADS = 4
 FEWEST_CPUS = 4  # with fewer, imports are late by as much as reading is early
 
 
 def read_ahead(folder: Path) -> list[Thread]:
-    """Begins to read a folder's weights. No thread: it has none, they would take half of the free memory, or
-    there are few processors.
+    """Begins to read a folder's weights, as many as fit into half of the free memory. No thread: it has none,
+    or there are few processors.
 
     Threads end with the process. What cannot be read is passed over: who loads it says so.
     """
     try:
-        sizes = {path: path.stat().st_size for path in sorted(folder.glob("*.safetensors"))}
+        sizes = [(path, path.stat().st_size) for path in sorted(folder.glob("*.safetensors"))]
     except OSError:
         return []
-    room = psutil.virtual_memory().available / 2
-    if not 0 < sum(sizes.values()) < room or len(os.sched_getaffinity(0)) < FEWEST_CPUS:
+    pieces = [(path, first) for path, size in sizes for first in range(0, size, PIECE_BYTES)]
+    del pieces[psutil.virtual_memory().available // 2 // PIECE_BYTES :]
+    if not pieces or len(os.sched_getaffinity(0)) < FEWEST_CPUS:
         return []
-    threads = [Thread(target=_read, args=(sizes, n), name="read-ahead", daemon=True) for n in range(THREADS)]
+    shares = [pieces[number::THREADS] for number in range(THREADS)]
+    threads = [Thread(target=_read, args=(share,), name="read-ahead", daemon=True) for share in shares]
     for thread in threads:
         thread.start()
     return threads
 
 
-def _read(sizes: dict[Path, int], number: int) -> None:
-    """A thread's pieces: each reads the ones that the others leave."""
+def _read(pieces: Iterable[tuple[Path, int]]) -> None:
+    """Reads pieces of files into memory that nobody looks at: the system keeps them."""
     read = bytearray(PIECE_BYTES)
-    for path, size in sizes.items():
+    for path, first in pieces:
         try:
-            with path.open("rb") as file:
-                for first in range(number * PIECE_BYTES, size, THREADS * PIECE_BYTES):
-                    os.preadv(file.fileno(), [read], first)
+            with path.open("rb", buffering=0) as file:
+                os.preadv(file.fileno(), [read], first)
         except OSError:
             continue
