@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 from fake_engine import FakeWorker, Traits
 from prometheus_client import CollectorRegistry
 from scripted_backend import nano_tokenizer
+from scripted_cluster import until
 
 from eyas.common.cluster.discovery import registry
 from eyas.common.config import AdapterConfig, GatewayConfig
@@ -89,12 +90,6 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         yield rig
         await owned.aclose()
         await asyncio.gather(*(worker.stop() for worker in rig.workers))
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not holds():
-            await asyncio.sleep(0.02)
 
 
 async def load(http: httpx.AsyncClient, name: str, path: str | None = None, **more: Any) -> httpx.Response:

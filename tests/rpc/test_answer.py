@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from scripted_backend import ScriptedBackend, each, nano_tokenizer
+from scripted_cluster import DECODE, PREFILL, gateway, nothing_in_flight, until
 from scripted_worker import workers
-from test_generate_paths import DECODE, PREFILL, gateway, nothing_in_flight, until
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Overloaded

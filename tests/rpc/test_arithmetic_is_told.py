@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from fake_engine import Traits, worker
 from scripted_backend import INFO, ScriptedBackend, nano_tokenizer
+from scripted_cluster import DECODE, PREFILL
 from scripted_worker import ScriptedWorker
-from test_generate_paths import DECODE, PREFILL
 from test_http_api import CHAT, client_of
 from test_synthetic import started
 

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from real_worker import RealWorker, decoding, real_worker, tiny_config
 from scripted_backend import each
-from test_generate_paths import until
+from scripted_cluster import until
 
 from eyas.common.cluster.discovery import registry
 from eyas.common.cluster.listening import free_ports

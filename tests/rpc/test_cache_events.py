@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from real_cluster import RealCluster, real_cluster
 from real_worker import tiny_config
-from test_generate_paths import until
+from scripted_cluster import until
 
 from eyas.common.cluster.discovery import registry
 from eyas.common.errors import Unavailable

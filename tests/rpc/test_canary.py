@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 from scripted_backend import INFO, ScriptedBackend, ScriptedStream, each, nano_tokenizer
+from scripted_cluster import DECODE, DRAFT, PREFILL, UNIFIED, collect, gateway, make_request, until
 from scripted_worker import Script, ScriptedWorker, workers
-from test_generate_paths import DECODE, DRAFT, PREFILL, UNIFIED, collect, gateway, make_request, until
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError, Overloaded, Unavailable

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from real_worker import decoding, prefill, real_worker, tiny_config
+from scripted_cluster import until
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
 
 PROMPT = tuple(range(3, 133))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("watched", [pytest.param(True, marks=pytest.mark.slow), False])

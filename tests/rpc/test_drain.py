@@ -13,10 +13,10 @@ import pytest
 from fake_engine import FakeWorker, request, token, worker
 from real_worker import Decode, RealWorker, prefill, real_worker, tiny_config
 from scripted_backend import each
+from scripted_cluster import DECODE, PREFILL, collect, gateway, make_request, until
 from scripted_worker import expected, workers
 from test_draft_svc import until_up
 from test_front import next_of, tokens_of
-from test_generate_paths import DECODE, PREFILL, collect, gateway, make_request, until
 from test_worker import fallen, process
 
 from eyas.common.errors import Unavailable

@@ -15,9 +15,9 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 from scripted_backend import ScriptedBackend, nano_tokenizer
+from scripted_cluster import UNIFIED, make_request
+from scripted_cluster import gateway as cluster_backend
 from scripted_worker import workers
-from test_generate_paths import UNIFIED, make_request
-from test_generate_paths import gateway as cluster_backend
 
 from eyas.client import AsyncClient
 from eyas.common.cluster.listening import free_ports

@@ -11,9 +11,9 @@ from http_client import client_of, refused
 from real_cluster import real_cluster
 from real_worker import RealWorker, alone, decoding, prefill, real_worker, tiny_config
 from scripted_backend import ScriptedBackend, nano_tokenizer
+from scripted_cluster import until
 from test_cache_events import BOTH, SPLIT, TURN, another_gateway, cached
 from test_fetch import request
-from test_generate_paths import until
 
 from eyas.common.config import EngineConfig, GatewayConfig
 from eyas.common.errors import Busy, InvalidRequest

@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from scripted_cluster import UNIFIED
 from scripted_worker import workers
 from test_exit import gateway_process, line_with
-from test_generate_paths import UNIFIED
 
 from eyas.client import AsyncClient
 from eyas.cluster import gateway_group

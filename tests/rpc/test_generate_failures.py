@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 from scripted_backend import each, first
-from scripted_worker import ScriptedWorker, expected, workers
-from test_generate_paths import (
+from scripted_cluster import (
     DECODE,
     PREFILL,
     UNIFIED,
@@ -16,6 +15,7 @@ from test_generate_paths import (
     make_request,
     until,
 )
+from scripted_worker import ScriptedWorker, expected, workers
 
 from eyas.common.cluster import roster
 from eyas.common.errors import EyasError, Overloaded, Unavailable

@@ -6,9 +6,7 @@ import asyncio
 
 import pytest
 from scripted_backend import first
-from scripted_worker import ScriptedWorker, expected, workers
-from test_generate_failures import collect_after
-from test_generate_paths import (
+from scripted_cluster import (
     DECODE,
     PREFILL,
     UNIFIED,
@@ -18,6 +16,8 @@ from test_generate_paths import (
     nothing_in_flight,
     until,
 )
+from scripted_worker import ScriptedWorker, expected, workers
+from test_generate_failures import collect_after
 
 from eyas.common.cluster import roster
 from eyas.common.cluster.discovery import registry

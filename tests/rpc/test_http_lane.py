@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from scripted_backend import nano_tokenizer
+from scripted_cluster import DECODE, PREFILL, UNIFIED, gateway, until
 from scripted_worker import ScriptedWorker, workers
-from test_generate_paths import DECODE, PREFILL, UNIFIED, gateway, until
 
 from eyas.common.config import GatewayConfig
 from gateway.backends.answer import EntryLane, around

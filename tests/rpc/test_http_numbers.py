@@ -13,9 +13,9 @@ import httpx
 import pytest
 from http_client import ROUTES, client_of, refused
 from scripted_backend import ScriptedBackend, ScriptedStream, nano_tokenizer
+from scripted_cluster import UNIFIED, gateway, make_request, nothing_in_flight
 from scripted_worker import workers
 from test_client_sdk import served
-from test_generate_paths import UNIFIED, gateway, make_request, nothing_in_flight
 
 from eyas.client import AsyncClient, InvalidRequest
 from eyas.common.params import SamplingParams

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from real_worker import real_worker, tiny_config
 from scripted_backend import nano_tokenizer
-from test_generate_paths import until
+from scripted_cluster import until
 from test_http_api import CONFIG, events
 
 from eyas.common.cluster.discovery import registry

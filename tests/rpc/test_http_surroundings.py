@@ -11,8 +11,8 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 from scripted_backend import ScriptedBackend, nano_tokenizer
+from scripted_cluster import DECODE, PREFILL, gateway, until
 from scripted_worker import ScriptedWorker, workers
-from test_generate_paths import DECODE, PREFILL, gateway, until
 
 from eyas import doctor as doctor
 from eyas.client.reach import ServerAddress

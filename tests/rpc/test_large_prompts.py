@@ -13,8 +13,8 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 from scripted_backend import ScriptedBackend, each, first, nano_tokenizer
+from scripted_cluster import DECODE, PREFILL, UNIFIED, collect, gateway, make_request, until
 from scripted_worker import expected, workers
-from test_generate_paths import DECODE, PREFILL, UNIFIED, collect, gateway, make_request, until
 
 from eyas.common.config import GatewayConfig
 from eyas.common.types import GenerationRequest, Role

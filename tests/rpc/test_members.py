@@ -7,12 +7,12 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import pytest
 from fake_engine import FakeWorker, request, worker
 from page_owner import EPOCH, handle, ready
+from scripted_cluster import until
 from test_front import next_of, tokens_of
 from test_watch import decoder_of, prefilled
 
@@ -52,12 +52,6 @@ async def stranger() -> AsyncIterator[Stranger]:
     found.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server:
         yield found
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def at(offered: KvHandle, worker: str) -> KvHandle:

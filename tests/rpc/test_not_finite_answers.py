@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry
 from real_cluster import RealCluster, real_cluster
 from real_worker import RealWorker, tiny_config
 from scripted_backend import nano_tokenizer
+from scripted_cluster import until
 from test_cache_events import BOTH
 from test_canary import flying
-from test_generate_paths import until
 
 from eyas.common.config import EngineConfig, GatewayConfig
 from eyas.common.types import Role

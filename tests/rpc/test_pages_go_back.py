@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 from scripted_backend import first
+from scripted_cluster import DECODE, PREFILL, collect, gateway, make_request, until
 from scripted_worker import workers
-from test_generate_paths import DECODE, PREFILL, collect, gateway, make_request, until
 
 from eyas.common.cluster import roster
 from eyas.common.errors import Overloaded, Unavailable

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from http_client import CHAT, TEXT, client_of, refused
 from scripted_backend import INFO, ScriptedBackend, first, nano_tokenizer
+from scripted_cluster import DECODE, PREFILL, collect, gateway, make_request
 from scripted_worker import expected, workers
 from test_client_sdk import served
 from test_generate_failures import collect_after
-from test_generate_paths import DECODE, PREFILL, collect, gateway, make_request
 
 from eyas.client import AsyncClient
 from eyas.common.types import GenerationRequest

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
+from scripted_cluster import DECODE, PREFILL, UNIFIED, collect, gateway, make_request
 from scripted_worker import workers
-from test_generate_paths import DECODE, PREFILL, UNIFIED, collect, gateway, make_request
 from test_worker import process
 
 from eyas.common.cluster import roster

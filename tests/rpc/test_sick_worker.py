@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from scripted_cluster import DECODE, PREFILL, collect, gateway, make_request
 from scripted_worker import workers
-from test_generate_paths import DECODE, PREFILL, collect, gateway, make_request
 
 from eyas.common.errors import Unavailable
 from gateway.routing import breakers

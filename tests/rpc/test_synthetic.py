@@ -14,11 +14,11 @@ import msgspec
 import pytest
 from fake_engine import Traits, worker
 from scripted_backend import INFO, ScriptedBackend, nano_tokenizer
+from scripted_cluster import DECODE, PREFILL, UNIFIED, gateway, until
 from scripted_worker import ScriptedWorker
 from test_canary import flying
 from test_client_sdk import CHAT as TURNS
 from test_client_sdk import served
-from test_generate_paths import DECODE, PREFILL, UNIFIED, gateway, until
 from test_http_api import CHAT, TEXT, client_of, events
 
 from eyas.client import AsyncClient, InvalidRequest

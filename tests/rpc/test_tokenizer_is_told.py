@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from scripted_backend import ScriptedBackend, nano_tokenizer
+from scripted_cluster import DECODE, PREFILL
 from scripted_worker import ScriptedWorker
-from test_generate_paths import DECODE, PREFILL
 from test_http_api import client_of
 from test_synthetic import started
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import shutil
 from pathlib import Path
@@ -15,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from real_worker import RealWorker, tiny_config
 from safetensors.torch import load_file, save_file
 from scripted_backend import nano_tokenizer
+from scripted_cluster import until
 
 from eyas.common.cluster.discovery import registry
 from eyas.common.cluster.listening import free_ports
@@ -86,9 +86,3 @@ async def answer(http: httpx.AsyncClient, name: str) -> tuple[list[int], str]:
     assert response.status_code == 200, response.text
     said: dict[str, Any] = response.json()
     return said["choices"][0]["token_ids"], said.get("metadata", {}).get("weight_version", "default")
-
-
-async def until(true: Any) -> None:
-    async with asyncio.timeout(30):
-        while not true():
-            await asyncio.sleep(0.02)

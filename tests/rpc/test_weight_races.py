@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from real_cluster import real_cluster
 from real_worker import prefill, tiny_config
+from scripted_cluster import DECODE, PREFILL, collect, gateway, make_request, until
 from scripted_worker import ScriptedWorker, expected, workers
 from test_cache_events import SPLIT
-from test_generate_paths import DECODE, PREFILL, collect, gateway, make_request, until
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Unavailable, WeightsChanged, WeightsChanging
