@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tiny import write_tiny_llama
 
 from eyas.common.errors import InvalidRequest, NotFound
+from eyas.engine.adapters.patterns import ModulePatterns
 from eyas.engine.adapters.peft import LowRankUpdate, PeftAdapter, read_adapter
 from eyas.engine.models.table import read_model
 
@@ -71,6 +72,23 @@ def test_scalings_and_patterns_are_those_of_peft(tmp_path: Path, model: Path) ->
     assert torch.equal(_up(_read(plain, model).updates[name]), stored[:, :2] * 3.0)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "named"),
+    [
+        (r"layers\.\d+\.(self_attn\.)?(q|k)_proj", True),
+        (r"^model\.layers\.[0-3]\.", True),
+        (r"^layers\.0", False),
+        (r"(k|v)_proj|model.layers.0.*", True),
+        (r"(q_proj|k).proj", False),
+        ("(([a-z._0-9]+)+)+!", False),  # `re` takes hours
+        ("^(([a-z._0-9]+)*)*!", False),
+    ],
+)
+def test_a_pattern_names_what_it_does_for_peft(pattern: str, named: bool) -> None:
+    assert ModulePatterns({pattern: 2, "q_proj": 3}).value(FIRST, 4) == (2 if named else 3)
+    assert ModulePatterns({pattern: 2}).value("lm_head", 4) == 4
+
+
 def test_an_id_is_the_contents(tmp_path: Path, model: Path) -> None:
     one = write_adapter(tmp_path / "one", model, seed=1)
     copy = shutil.copytree(one, tmp_path / "copy")
@@ -101,6 +119,8 @@ def test_an_id_is_the_contents(tmp_path: Path, model: Path) -> None:
         ({"rank_pattern": [3]}, "rank_pattern"),
         ({"rank_pattern": {"q_proj(": 3}}, r"rank_pattern 'q_proj\('"),
         ({"alpha_pattern": {"*": 3}}, r"alpha_pattern '\*'"),
+        ({"rank_pattern": {"(?=q)q_proj": 3}}, r"rank_pattern '\(\?=q\)q_proj': a look-ahead"),
+        ({"rank_pattern": {f"{i}+": 3 for i in range(65)}}, "rank_pattern has more than 64 patterns"),
     ],
 )
 def test_what_is_not_served_is_named(tmp_path: Path, model: Path, fields: dict[str, Any], named: str) -> None:

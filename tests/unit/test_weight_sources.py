@@ -188,6 +188,11 @@ def test_digests_are_of_all_files_or_of_none() -> None:
         b'{"a": {"dtype": "F32", "shape": ["x"], "data_offsets": [0, 4]}}',
         b'{"a": {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}}',
         b'{"a": {"dtype": "F32", "shape": [-1, -1], "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "F32", "shape": "1", "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4, 8]}}',
+        b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 18446744073709551616]}}',
+        b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},'
+        b' "b": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
     ],
 )
 def test_a_header_that_is_none(header: bytes) -> None:

@@ -13,16 +13,18 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
 from eyas.common.errors import ConfigError, InvalidRequest, NotFound
+from eyas.common.grammars.regex_syntax import UnsupportedPattern
 from eyas.common.model_folder import read_json_object
 from eyas.engine.adapters.copies import check_copies, copied
 from eyas.engine.adapters.fused_experts import FusedParameter, parameter_of
+from eyas.engine.adapters.patterns import ModulePatterns, ValueT
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.host_tensors import HostSlice, HostTensors, TensorPlace, laid_out, read_files
@@ -31,7 +33,6 @@ from eyas.engine.ipc.adapter_messages import ADAPTER_FILES, LORA_PATH
 
 CONFIG, TENSORS = ADAPTER_FILES
 MOST_CONFIG = 1 << 20  # bytes: one that names every module of a large model has a tenth
-ValueT = TypeVar("ValueT")
 MatrixCheck = Callable[[str, tuple[int, int]], None]
 """Takes the name of a matrix and the shape of its update; raises InvalidRequest if there is no such one."""
 
@@ -108,8 +109,8 @@ class PeftConfig:
 
     rank: int
     alpha: float
-    ranks: Mapping[str, int]
-    alphas: Mapping[str, float]
+    ranks: ModulePatterns[int]
+    alphas: ModulePatterns[float]
     stabilized: bool  # rsLoRA, arXiv 2312.03732
     old: bool = False  # whether a parameter of all experts has the factors' sides as PEFT had them at first
 
@@ -121,12 +122,11 @@ class PeftConfig:
         try:
             raw = read_json_object(folder / CONFIG)
             _check_served(raw)
-            ranks, alphas = (_patterns(raw, name) for name in ("rank_pattern", "alpha_pattern"))
             return cls(
                 values.whole(raw, "r", least=1),
                 values.number(raw, "lora_alpha"),
-                {key: values.whole(ranks, key, least=1) for key in ranks},
-                {key: values.number(alphas, key) for key in alphas},
+                _patterns(raw, "rank_pattern", partial(values.whole, least=1)),
+                _patterns(raw, "alpha_pattern", values.number),
                 values.switch(raw, "use_rslora", False),
                 _is_old(raw.get("peft_version")),
             )
@@ -137,12 +137,12 @@ class PeftConfig:
 
     def rank_of(self, module: str) -> int:
         """The rank of a module's factors."""
-        return _by_pattern(self.ranks, module, self.rank)
+        return self.ranks.value(module, self.rank)
 
     def scaling_of(self, module: str) -> float:
         """What multiplies the product of a module's factors."""
         rank = self.rank_of(module)
-        return _by_pattern(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.stabilized else rank)
+        return self.alphas.value(module, self.alpha) / (math.sqrt(rank) if self.stabilized else rank)
 
 
 class StoredFactor(NamedTuple):
@@ -328,27 +328,15 @@ def _is_old(version: Any) -> bool:
     return match is None or (int(match[1]), int(match[2])) < _TURNED
 
 
-def _patterns(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A field that says something by patterns. Raises ValueError for one that is no regular expression."""
-    patterns = values.section(raw, name)
-    for key in patterns:
-        try:
-            re.compile(_matcher(key))
-        except re.error as error:
-            raise ValueError(f"{name} {values.said(key)}: {error}") from None
-    return patterns
-
-
-def _matcher(key: str) -> str:
-    return key if key.startswith("^") else rf"(.*\.)?({key})$"
-
-
-def _by_pattern(patterns: Mapping[str, ValueT], module: str, default: ValueT) -> ValueT:
-    """The value of the first pattern that names the module, as PEFT's `get_pattern_key` finds it."""
-    for key, value in patterns.items():
-        if re.match(_matcher(key), module):
-            return value
-    return default
+def _patterns(
+    raw: Mapping[str, Any], name: str, read: Callable[[Mapping[str, Any], str], ValueT]
+) -> ModulePatterns[ValueT]:
+    """A field that says something by patterns. Raises ValueError for one that is not followed."""
+    stored = values.section(raw, name)
+    try:
+        return ModulePatterns({pattern: read(stored, pattern) for pattern in stored})
+    except UnsupportedPattern as error:
+        raise ValueError(f"{name} {error}") from None
 
 
 def _wrong(message: str) -> InvalidRequest:

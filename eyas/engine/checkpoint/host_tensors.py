@@ -7,7 +7,6 @@ The other ranks of an engine map it by `path`, so that a host holds the weights 
 from __future__ import annotations
 
 import hashlib
-import json
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -368,29 +367,42 @@ def _header(path: Path) -> Header:
         raise ConfigError(f"{path} cannot be read: {error}") from None
 
 
+class _Stored(msgspec.Struct):
+    """What a header says of a tensor; `data_offsets`: its first byte behind the header and the next one's."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
 def _read_header(file: BinaryIO, size: int, name: str) -> Header:
     try:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if not 0 < length <= min(_MOST_HEADER, size):
             raise ValueError("its header is longer than the file")
-        header = json.loads(file.read(length))
-        if not isinstance(header, dict):
-            raise TypeError("its header is no object")
+        # Raw at first: nothing is made of what a wrong header has inside.
+        header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
         return dict(_tensors(header, _LENGTH_BYTES + length, size))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"{name} is not a readable safetensors file: {error}") from None
 
 
-def _tensors(header: Mapping[str, Any], first: int, size: int) -> Iterator[tuple[str, Any]]:
-    for name, stored in header.items():
+def _tensors(header: Mapping[str, msgspec.Raw], first: int, size: int) -> Iterator[tuple[str, Any]]:
+    free = size - first
+    for name, raw in header.items():
         if name == "__metadata__":
             continue
-        dtype, shape, (start, end) = stored["dtype"], tuple(stored["shape"]), stored["data_offsets"]
-        place = TensorPlace(dtype, shape, 0)
-        if not all(type(number) is int for number in (*shape, start, end)):
-            raise ValueError(f"tensor {name} of {dtype} {list(shape)} has a size that is no whole number")
+        try:
+            stored = msgspec.json.decode(raw, type=_Stored)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"tensor {name}: {error}") from None
+        dtype, shape, (start, end) = stored.dtype, stored.shape, stored.data_offsets
+        place, said = TensorPlace(dtype, shape, 0), f"tensor {name} of {dtype} {list(shape)}"
         if dtype not in DTYPES or place.nbytes != end - start or not 0 <= start <= end <= size - first:
-            raise ValueError(f"tensor {name} of {dtype} {list(shape)} is not at bytes {start} to {end}")
+            raise ValueError(f"{said} is not at bytes {start} to {end}")
+        free -= place.nbytes
+        if free < 0:
+            raise ValueError(f"{said} shares its bytes with another")
         yield name, (dtype, shape, first + start)
 
 
