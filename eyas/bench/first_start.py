@@ -134,7 +134,7 @@ class ExpertBench:
         return [ruled, *sorted(deep, key=lambda tile: (-tile.columns, tile.split))][:most]
 
     def races(self, most: int) -> Iterator[tuple[Any, list[GroupedTile], TileRace[GroupedTile]]]:
-        """Of each of the two: its key, its tiles and how they are compared."""
+        """Yields for each of the two products its key, its tiles and the race between them."""
         for at, key in enumerate(self.products.keys):
             inputs = self._bench.inputs(at, self.products.rows, self._block)
             calls = partial(self._calls, at, inputs)

@@ -40,7 +40,7 @@ class LayerJob:
 
 
 class LayerWeights:
-    """As many layers as an L2 cache does not hold."""
+    """The weights of more layers than an L2 cache holds."""
 
     def __init__(self, job: LayerJob, device: str) -> None:
         self.job, self.device = job, device

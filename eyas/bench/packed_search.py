@@ -184,7 +184,7 @@ def _same_cut(one: ProductTile, other: ProductTile) -> bool:
 
 
 def _fitting(shape: ProductShape, tiles: list[ProductTile]) -> list[ProductTile]:
-    """Those that are cut as they say, with the depth of a step, and with no more in flight than fits."""
+    """The tiles that are cut as they say, with the depth of a step, and with no more in flight than fits."""
     made = []
     for tile in tiles:
         key = f"int4 {shape.kind}", shape.rows, shape.n, shape.k

@@ -165,8 +165,8 @@ class EngineConfig:
 
     @property
     def reserve_bytes(self) -> int:
-        """Of each GPU, beside its fraction: `RESERVE_BYTES`, as many times as its steps are of the rows that
-        several prompts may have together. A draft worker has no such steps.
+        """Bytes of each GPU that stay free beside its fraction: `RESERVE_BYTES` for every `MOST_TOGETHER`
+        prompt tokens that a step may have. A draft worker has no such steps.
         """
         times = 1 if self.only_drafts else max(self.chunk_tokens // MOST_TOGETHER, 1)
         return times * RESERVE_BYTES

@@ -39,7 +39,9 @@ class Calibration:
 
     @classmethod
     def by(cls, text: Path, folder: Path, algorithm: str, group: int) -> Calibration:
-        """By a file's text, cut into rows. Raises ConfigError if it has none, or for a missing library."""
+        """The calibration by a file's text, cut into rows. Raises ConfigError if it has none, or for a
+        missing library.
+        """
         _check(algorithm)
         try:
             read = text.read_text(encoding="utf-8")

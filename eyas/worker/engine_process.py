@@ -51,7 +51,7 @@ class EngineProcess:
         return self._process.sentinel
 
     def exit_code(self) -> int | None:
-        """Of a process that has ended; negative: the signal that ended it."""
+        """The exit code of a process that has ended; negative: the signal that ended it."""
         self._process.join()
         return self._process.exitcode
 

@@ -38,8 +38,8 @@ class EndpointBodies:
 
 
 class OperatorBodies(EndpointBodies):
-    """Those by which an operator does `what` (say, "change the weights"). `keyed`: callers need a key; else
-    they must be of this machine.
+    """The bodies by which an operator does `what` (say, "change the weights"). `keyed`: callers need a key;
+    else they must be of this machine.
     """
 
     def __init__(self, most: int, what: str, *, keyed: bool) -> None:
@@ -48,7 +48,9 @@ class OperatorBodies(EndpointBodies):
         self._keyed = keyed
 
     async def read(self, kind: type[B], request: Request) -> B:
-        """As `EndpointBodies` does. Raises Forbidden, before a byte is read, for who may not send one."""
+        """Reads a body as `EndpointBodies` does. Raises Forbidden, before a byte is read, for a caller who
+        may not send one.
+        """
         check_page(request, self._what)
         if not (self._keyed or _is_near(request)):
             raise Forbidden(f"without API keys callers of the server's machine alone may {self._what}")

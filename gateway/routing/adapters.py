@@ -56,7 +56,7 @@ class ClusterAdapters:
         self._reported: set[tuple[str, str]] = set()  # (worker, problem) in the log
 
     async def load(self, adapter: Adapter, *, replace: bool) -> Adapter:
-        """As `AdapterControl` says."""
+        """See `AdapterControl.load`."""
         loaded: Adapter | None = None
 
         async def change(roster: AdapterRoster) -> tuple[Adapter, AdapterRoster]:
@@ -74,7 +74,7 @@ class ClusterAdapters:
         return await self._try(change)
 
     async def unload(self, name: str, id: str = "") -> Adapter:
-        """As `AdapterControl` says."""
+        """See `AdapterControl.unload`."""
 
         async def change(roster: AdapterRoster) -> tuple[Adapter, AdapterRoster]:
             adapter = roster.named(name)

@@ -119,7 +119,7 @@ def missing(workers: Sequence[RouterCandidate]) -> str:
 
 
 def asleep(workers: Sequence[RouterCandidate]) -> str:
-    """That no request can be served because workers sleep, as a sentence; empty: that is not so."""
+    """Why no request can be served while workers sleep, as a sentence; empty: that is not so."""
     sleeping = [w for w in workers if w.info.released and not w.info.paused]
     if not sleeping or route(workers) is not None:
         return ""
@@ -128,7 +128,7 @@ def asleep(workers: Sequence[RouterCandidate]) -> str:
 
 
 def paused(workers: Sequence[RouterCandidate]) -> str:
-    """That requests wait because workers have paused, as a sentence; empty: none has."""
+    """Why requests wait while workers are paused, as a sentence; empty: none is."""
     count = sum(w.info.paused for w in workers)
     if not count:
         return ""

@@ -58,7 +58,7 @@ class TargetWorkers:
         self._looked_at = 0.0
 
     def infos(self) -> list[WorkerInfo]:
-        """Those that have loaded, as last heard of."""
+        """The workers that have loaded, as last heard of."""
         return [info for info in self._workers() if info.runs_target and not info.starting]
 
     def names(self) -> list[str]:

@@ -125,7 +125,7 @@ class ClusterWeights:
 
     @property
     def problem(self) -> str:
-        """That workers are behind which cannot be brought up to date, as half a sentence; empty: none is."""
+        """Which workers are behind and cannot be brought up to date, as half a sentence; empty: none is."""
         if self.newest.folder:
             return ""
         infos = self._targets.infos()
@@ -158,7 +158,7 @@ class ClusterWeights:
     # --- updates ---------------------------------------------------------------------------------------
 
     async def update(self, update: WeightUpdate) -> WeightsChange:
-        """As `WeightControl` says. Once begun it goes on, though its caller leaves."""
+        """See `WeightControl.update`. Once begun it goes on, though its caller leaves."""
         if self._change.locked():
             raise Busy("another update of the weights is under way")
         return await asyncio.shield(asyncio.create_task(self._update(update), name="update of weights"))
@@ -197,7 +197,9 @@ class ClusterWeights:
             )
 
     async def _close(self, workers: Iterable[str], close: CloseForWeights) -> WorkerAnswers[WeightsReply]:
-        """Those that are quiet early hear of it again, else they would open before the others are quiet."""
+        """Closes workers. Those that are quiet early hear of it again, else they would open before the others
+        are quiet.
+        """
         reminders = asyncio.create_task(self._remind(workers, close), name="reminders of an update")
         try:
             return await self._ask(workers, close, close.wait_s + ASK_S)
@@ -226,14 +228,14 @@ class ClusterWeights:
         await self._targets.refresh()
 
     async def read(self, name: str, count: int) -> tuple[float, ...]:
-        """As `WeightControl` says."""
+        """See `WeightControl.read`."""
         info = next((info for info in self._targets.infos() if not self.is_behind(info)), None)
         if info is None:
             raise Unavailable("no worker is known that could be asked")
         return (await self._client(info.worker).change(ReadWeight(name, count), ASK_S)).numbers
 
     async def join(self, command: JoinGroup) -> tuple[str, ...]:
-        """As `WeightControl` says: worker after worker, by name, from `command.rank` on."""
+        """See `WeightControl.join`: worker after worker, by name, from `command.rank` on."""
         workers = sorted(self._targets.names())
         if command.rank + len(workers) > command.size:
             text = f"{len(workers)} workers from rank {command.rank} on need a larger group"
@@ -254,7 +256,7 @@ class ClusterWeights:
         return tuple(workers)
 
     async def leave(self, group: str) -> None:
-        """As `WeightControl` says."""
+        """See `WeightControl.leave`."""
         left = await self._ask(self._targets.names(), LeaveGroup(group), ASK_S)
         left.whole(f"left the group {group!r}")
 

@@ -60,7 +60,9 @@ class NixlBackend(ReadingBackend):
         self._thread: threading.Thread | None = None
 
     def drawback(self, export: Export) -> str:
-        """By TCP it carried 1.2 GB/s of a GPU's pages where `tcp` carried 5.4 (docs/experiments.md)."""
+        """What speaks against it: by TCP it carried 1.2 GB/s of a GPU's pages where `tcp` carried 5.4
+        (docs/experiments.md).
+        """
         if self.on_device or (self._has_card and export.get(_CARD)):
             return ""
         whose = "the peer's" if self._has_card else "this"

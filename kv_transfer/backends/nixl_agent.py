@@ -101,7 +101,7 @@ class OwnPages:
         return cls(memory, behind, (slots.memory,))
 
     def rows(self, width: int) -> list[list[int]]:
-        """Those of the pages, and then of the scratch."""
+        """The rows of the pages, and then of the scratch."""
         return self.memory.rows(width) + self.scratch.rows(width)
 
 

@@ -56,7 +56,7 @@ class TcpPeer(PeerSource):
 
     @property
     def address(self) -> str:
-        """For messages."""
+        """The peer's address, for messages."""
         return f"{self.host}:{self.port}"
 
 

@@ -57,7 +57,7 @@ class Session:
         return cls(past, job.turns[-last:])
 
     def lines(self, name: str) -> Iterator[dict[str, Any]]:
-        """As `eyas bench serve` reads recorded sessions."""
+        """The lines of recorded sessions, as `eyas bench serve` reads them."""
         said = self.past
         for turn in self.turns:
             said = [*said, {"role": "user", "content": str(turn.prompt)}]
@@ -88,7 +88,7 @@ class Sizes:
     token_bytes: int
 
     def pages(self, sessions: int) -> int:
-        """For so many sessions of average length, and at least for the longest."""
+        """Pages for this number of sessions of average length, and at least for the longest."""
         return int(SPARE * max(self.total * sessions / self.sessions, self.longest)) // PAGE
 
     @property

@@ -41,8 +41,8 @@ class FusedParameter:
     def factors(
         self, lower: torch.Tensor, upper: torch.Tensor, model: ModelConfig
     ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """Of each expert's matrices the names by which the model asks for them, the lower factor [rank, k],
-        and the upper one [n, rank].
+        """Yields for each matrix of each expert the model's name of it, the lower factor [rank, k] and the
+        upper one [n, rank].
         """
         downs = lower.view(self.experts, -1, lower.shape[1])
         ups = upper.view(upper.shape[0], -1, self.experts).permute(2, 0, 1)

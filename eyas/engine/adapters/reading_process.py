@@ -33,7 +33,7 @@ END_S = 5.0
 
 @dataclass(frozen=True)
 class PackedMemory:
-    """Where it has packed an adapter: as of `PackedAdapter`, and of its memory."""
+    """An adapter that was packed: as in `PackedAdapter`, and its memory."""
 
     id: str
     rank: int

@@ -67,8 +67,8 @@ class CudnnAttention:
         return True
 
     def made_up(self, rows: int) -> list[QuerySpan]:
-        """As of `PromptPlan`: the fourth chunk of a prompt, in the pool's first page alone. The stretches
-        before it are all that come before the first four.
+        """The fourth chunk of a prompt, in the pool's first page alone; see `PromptPlan.made_up`. The
+        stretches before it are all that come before the first four.
         """
         if rows < FEWEST:
             return []

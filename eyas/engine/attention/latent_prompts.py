@@ -61,7 +61,7 @@ class ExpandedRoom:
         return _Layout(self._words[: self._pages], self._words[self._pages :].view(-1, 4), None)
 
     def fill(self, spans: Sequence[QuerySpan]) -> bool:
-        """As of `PromptRoom`."""
+        """See `PromptRoom.fill`."""
         if not spans or not self._prompts.pays(spans):
             return False
         pages, tiles = self._prompts.laid_out(spans)
@@ -106,13 +106,13 @@ class ExpandedPrompts:
         return lists.pages, np.array(tiles[::-1], np.int32)
 
     def room(self, rows: int, sequences: int) -> ExpandedRoom:
-        """As of `PromptPlan`."""
+        """See `PromptPlan.room`."""
         room = ExpandedRoom(self, self._shape, rows, sequences)
         self._layout = room.layout
         return room
 
     def made_up(self, rows: int) -> list[QuerySpan]:
-        """As of `PromptPlan`: a prompt in the pool's first page alone."""
+        """A prompt in the pool's first page alone; see `PromptPlan.made_up`."""
         return [made_up_chunk(rows, self._shape)]
 
     def pays(self, spans: Sequence[QuerySpan]) -> bool:

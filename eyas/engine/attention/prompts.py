@@ -60,7 +60,7 @@ class PlannedAttention(Protocol):
         ...
 
     def made_up(self, rows: int) -> list[QuerySpan]:
-        """As of `PromptPlan`."""
+        """See `PromptPlan.made_up`."""
         ...
 
     def plan(self, spans: Sequence[QuerySpan]) -> bool:
@@ -95,7 +95,7 @@ class PromptAttention:
         return self._attention.plan(spans)
 
     def made_up(self, rows: int) -> list[QuerySpan]:
-        """As of `PromptPlan`."""
+        """See `PromptPlan.made_up`."""
         return self._attention.made_up(rows)
 
     def room(self, rows: int, sequences: int) -> None:
@@ -153,5 +153,5 @@ def made_up_chunk(rows: int, shape: PoolShape, start: int = 0) -> QuerySpan:
 
 
 def bytes_of(span: QuerySpan, shape: PoolShape) -> int:
-    """Of the keys and values of a chunk's sequence in one layer, up to its end."""
+    """Bytes of the keys and values of a chunk's sequence in one layer, up to the chunk's end."""
     return (span.start + span.count) * 2 * shape.kv_heads * shape.head_dim * shape.dtype.itemsize

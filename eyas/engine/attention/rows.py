@@ -36,7 +36,7 @@ class RowLimits:
 
     @classmethod
     def of(cls, decoder: ModelConfig, batch: int, width: int) -> RowLimits:
-        """For all layers of a rank's share of a model."""
+        """The limits of all layers of a rank's share of a model."""
         return cls(batch, width, decoder.kinds_of_heads if decoder.uneven_heads else ())
 
 

@@ -41,7 +41,7 @@ class SideBySideAttention:
         return True
 
     def made_up(self, rows: int) -> list[QuerySpan]:
-        """As of `PromptPlan`: one new prompt, in the pool's first page alone."""
+        """One new prompt, in the pool's first page alone; see `PromptPlan.made_up`."""
         if rows < FEWEST:
             return []
         return [made_up_chunk(rows, self._shape)]

@@ -261,7 +261,9 @@ class SequenceWork:
 
     @property
     def fold(self) -> int:
-        """Where the sequence's state stands behind it: rows of chunks are certain, drafts are not."""
+        """The position at which the sequence's state stands behind it: rows of chunks are certain, drafts are
+        not.
+        """
         certain = self.start + (0 if self.round else len(self.tokens))
         return certain // SPAN * SPAN
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class StatePlace(NamedTuple):
-    """Where a sequence's state is, in its slot: at position `bound` before a step, at `fold` behind it.
+    """The place of a sequence's state, in its slot: at position `bound` before a step, at `fold` behind it.
     `stay`: a number of the sequence's stay there that no other one has; -1: none.
     """
 

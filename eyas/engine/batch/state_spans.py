@@ -36,7 +36,7 @@ def state_rows(spans: Sequence[QuerySpan], device: str) -> StateRows | None:
 
 
 def _ways(span: QuerySpan) -> Iterator[tuple[int, int]]:
-    """Of each query the row before it on its path, and its place there."""
+    """Yields for each query the row before it on its path, and its position."""
     if span.paths is None:
         return ((row - 1, row) for row in range(span.start, span.start + span.count))
     ways = ((span.start - 1, *path) for path in span.paths)

@@ -152,7 +152,7 @@ _WIDE = {
 
 
 def _columns(sizes: TableSizes) -> dict[str, tuple[torch.dtype, int]]:
-    """Of each table the dtype, and the entries of a slot."""
+    """The dtype of each table, and its entries per slot."""
     nodes, drafts = sizes.width, max(sizes.width - 1, 1)
     columns = {
         "seed": (torch.int64, 1),

@@ -202,7 +202,7 @@ class ApartSpec(ExpertsSpec):
 
     @property
     def with_shared(self) -> tuple[int, int]:
-        """As of `ExpertsSpec`: what is beside them is never counted in."""
+        """See `ExpertsSpec.with_shared`: what is beside these experts is never counted in."""
         return self.experts, self.per_row
 
 
@@ -567,7 +567,7 @@ class DraftBlock:
         return drafts + self.first
 
     def tokens(self, root: int, width: int) -> list[int]:
-        """Those of a block of `width` rows behind the token `root`."""
+        """The tokens of a block of `width` rows behind the token `root`."""
         return [root if self.rooted and not row else self.mask_token for row in range(width)]
 
 

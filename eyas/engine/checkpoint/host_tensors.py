@@ -117,7 +117,7 @@ class HostTensors:
 
     @property
     def path(self) -> str:
-        """By which processes of the same user map it, as long as this one lives."""
+        """The file by which processes of the same user map it, as long as this process lives."""
         return f"/proc/{os.getpid()}/fd/{self._file}"
 
     @property
@@ -130,7 +130,7 @@ class HostTensors:
         return self.places.keys()
 
     def parts(self) -> list[tuple[Any, list[str]]]:
-        """As of `LayeredFile`: it has one."""
+        """See `LayeredFile.parts`: it has one."""
         return [(self, list(self.places))]
 
     def get_slice(self, name: str) -> HostSlice:

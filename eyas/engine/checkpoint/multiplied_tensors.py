@@ -31,7 +31,7 @@ class MultipliedTensor:
         return f".{self.name}." in stored
 
     def split(self, stored: str, shape: tuple[int, ...]) -> Iterator[tuple[str, View | None]]:
-        """As of `FusedTensor`."""
+        """See `FusedTensor.split`."""
         rows = FusedTensor(self.name, tuple((part, count) for part, count, _ in self.parts))
         for (name, view), (_, _, factor) in zip(rows.split(stored, shape), self.parts, strict=True):
             yield name, view if factor == 1.0 else partial(MultipliedRows, view=view, factor=factor)

@@ -57,7 +57,7 @@ class GraphBuckets:
 
     @property
     def headed(self) -> int:
-        """As of `StepShape`."""
+        """See `StepShape.headed`."""
         return 1 if self.headless else self.width
 
     def mixed_prefill_budget(self, batch: int, many: bool) -> int:

@@ -191,7 +191,7 @@ class StepProgram:
 
     @property
     def adapters(self) -> torch.Tensor | None:
-        """Of the forward's rows, as of `ForwardRows`."""
+        """The adapter of each row of the forward, as in `ForwardRows`."""
         return self._rows.adapters
 
     def _states(self) -> StateGroups:
@@ -268,7 +268,9 @@ class StepProgram:
         return features
 
     def _on_paths(self) -> torch.Tensor:
-        """As `_keep` gives them. A chain's path begins with its first nodes: its rows are in order."""
+        """Features of the rows of paths, as `_keep` gives them. A chain's path begins with its first nodes:
+        its rows are in order.
+        """
         shape, rows, device = self._shape, self._paths.shape[1], self._tapped.device
         if rows == shape.width and not self._state.trees:
             own = slice(0, shape.round_rows)

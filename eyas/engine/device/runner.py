@@ -302,7 +302,7 @@ class DeviceRunner:
         return self._beside_prompts.mixed_prefill_budget(rounds, many)
 
     def long_prompt_rows(self, rounds: int) -> int:
-        """Those of them that one long prompt should have, if not many wait."""
+        """The prompt rows that one long prompt should have, if not many wait."""
         return self._beside_prompts.long_prompt_rows(rounds)
 
     @property

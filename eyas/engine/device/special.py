@@ -251,7 +251,9 @@ class SpecialSampler:
 
 
 def score(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> TokenScores:
-    """As `eyas.engine.sampling.scores.score`, with the bits that tokens have when they are sampled here."""
+    """Scores of tokens by a kernel, with the bits that tokens have when they are sampled here; see
+    `eyas.engine.sampling.scores.score`.
+    """
     reports, top = special.score(logits, tokens, top), min(top, logits.shape[1])
     best = 2 + MAX_TOP_LOGPROBS
     own = reports[:, 1].contiguous().view(torch.float32)

@@ -36,7 +36,9 @@ class Adapted(enum.Enum):
 
     @classmethod
     def of(cls, slots: int, experts: bool) -> Adapted:
-        """Of an engine with so many slots, which may have room for updates of experts."""
+        """The matrices that adapters may update in an engine with this number of slots. `experts`: there is
+        room for updates of experts.
+        """
         return cls.NOTHING if not slots else cls.ALL if experts else cls.OTHERS
 
     def takes(self, names: list[str]) -> bool:
@@ -91,13 +93,13 @@ class AdaptedProjection(Projection):
 
     @property
     def site(self) -> AdapterSite:
-        """Of one matrix."""
+        """The site of a projection that has one matrix."""
         (site,) = self.sites
         return site
 
     def places_of(self, slots: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """Of each choice of rows with these slots int32 [m], experts int32 [m, n], the place of its expert's
-        update: int32 [m n]; 0: there is none.
+        """The place of its expert's update for each choice of rows with these slots int32 [m], experts int32
+        [m, n]: int32 [m n]; 0: there is none.
         """
         own = slots[:, None]
         return torch.where((own > 0) & (experts >= 0), own * self.apart + experts, 0).int().view(-1)
@@ -133,7 +135,7 @@ class AdaptedProjection(Projection):
         return self.base.matrix
 
     def folded(self, gain: torch.Tensor) -> torch.Tensor | None:
-        """As the base; what it takes, lower factors take too."""
+        """See the base class; a gain that the base takes, lower factors take too."""
         left = self.base.folded(gain)
         if left is None:  # what adapters add reads the same rows
             self.sites = [replace(self.site, gain=gain)]

@@ -64,7 +64,7 @@ class DenseLoader:
 
     @classmethod
     def of(cls, weights: WeightSource, names: list[str]) -> Self:
-        """For any tensors."""
+        """The loader, for any tensors."""
         return cls(weights)
 
     def rows(self, names: list[str], rows: list[int], columns: int) -> DenseProjection:

@@ -75,7 +75,7 @@ class PackedProjection(Projection):
         return exact_wide.shares(x, self._wide, products.launch, kind, span)
 
     def _exact_product(self, x: torch.Tensor, products: GroupedProducts, kind: str) -> torch.Tensor:
-        """By kernels of our own: cuBLAS has been tried for weights that are fused alone."""
+        """The exact product by kernels of our own: cuBLAS has been tried only for fused weights."""
         return exact_wide.product(x, self._wide, replace(products.launch, cublas=False), kind)
 
     def below(self, lower: Self) -> Self:
@@ -85,7 +85,7 @@ class PackedProjection(Projection):
         return self._like(self.packed.in_order(rows.to(self.packed.words.device)))
 
     def _like(self, packed: PackedWeight) -> Self:
-        """Of another matrix, with a copy if this one has it."""
+        """The projection of another matrix, with a widened copy if this one has one."""
         return type(self)(packed, None if self.copy is None else packed.widened())
 
     @property
@@ -125,7 +125,7 @@ class PackedLoader(ABC):
 
     @abstractmethod
     def _made(self, parts: list[PackedNumbers]) -> Projection:
-        """Of matrices, one below the other."""
+        """The projection of matrices, one below the other."""
 
     def _joined(self, parts: Sequence[PackedWeight]) -> PackedProjection:
         """Matrices of the format, one below the other."""

@@ -164,4 +164,4 @@ class FormatLoader(ProjectionLoader[MadeT], Protocol[MadeT]):
 
     @classmethod
     def of(cls, weights: WeightSource, names: list[str]) -> Self | None:
-        """For these tensors together; None: they are not all of this format."""
+        """The loader of these tensors together; None: they are not all of this format."""

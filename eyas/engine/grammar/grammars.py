@@ -328,7 +328,7 @@ class PacedState:
         return self._timed(self._state.forced, most)
 
     def forced_after(self, tree: DraftTree, most: int) -> list[ForcedDrafts]:
-        """Those behind a round, as `GrammarState.forced_after`."""
+        """The drafts that are forced behind a round; see `GrammarState.forced_after`."""
         return self._timed(self._state.forced_after, tree, most)
 
     def _see(self, output: SequenceOf[int]) -> float:

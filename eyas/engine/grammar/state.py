@@ -64,7 +64,7 @@ class MaskRoom:
         return row
 
     def index(self, mask: np.ndarray) -> int:
-        """Where a mask stands; one from elsewhere is copied."""
+        """The index of a mask in this room; one from elsewhere is copied."""
         if (index := self._index.get(id(mask))) is not None:
             return index
         self.take()[:] = mask
@@ -155,7 +155,9 @@ class GrammarState:
         return drafts
 
     def _forced(self, depth: int, most: int) -> list[int]:
-        """As `forced`, from where the matcher stands: `depth` tokens after the output."""
+        """The tokens that are forced from where the matcher stands, `depth` tokens after the output; see
+        `forced`.
+        """
         tokens: list[int] = []
         until = time.thread_time() + WALK_S
         while len(tokens) < most and not self._matcher.is_terminated() and time.thread_time() < until:
@@ -281,7 +283,7 @@ class GrammarState:
 
 @functools.lru_cache(64)
 def _links(parents: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Of a root and the nodes below it, the first child of each and its next sibling, int64; -1: none."""
+    """The first child and the next sibling of a root and of each node below it, int64; -1: none."""
     child, sibling = (np.full(1 + len(parents), -1, np.int64) for _ in range(2))
     for node in range(len(parents), 0, -1):
         above = parents[node - 1] + 1

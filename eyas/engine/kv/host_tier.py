@@ -148,7 +148,9 @@ class HostTier:
         return slots
 
     def settle(self, names: Sequence[bytes], count: int) -> None:
-        """Of the pages that `reserve` gave slots to, the first `count` have come, and no other will."""
+        """Ends a load: of the pages that `reserve` gave slots to, the first `count` have come, and no other
+        will.
+        """
         for name in names[:count]:
             self._pages[name].copies -= 1
             self._fill(name, self._pages[name])
@@ -200,7 +202,7 @@ class HostTier:
         return later
 
     def _copy_out(self, nodes: Sequence[CacheNode]) -> None:
-        """As many of them as there are slots for."""
+        """Copies pages out, as many of them as there are slots for."""
         fresh: list[CacheNode] = []
         for node in nodes:
             slot = self._slot()

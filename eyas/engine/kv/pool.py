@@ -80,7 +80,7 @@ class PoolShape:
 
     @property
     def places(self) -> dict[int, tuple[int, int]]:
-        """Of each layer of the model: its group, and which layer of that group's pages it is."""
+        """The group of each layer of the model, and its number among the layers of that group's pages."""
         groups = self.groups or one_group(self.layers)
         return {
             layer: (number, place)

@@ -107,7 +107,8 @@ class PrefixCache:
     def matches(
         self, tokens: Sequence[int], salt: bytes = b"", *, windows: bool = True
     ) -> tuple[list[int], ...]:
-        """As `match`, for each group of layers: its pages by position, -1 for one behind the window.
+        """The pages of the longest cached prefix for each group of layers, by position, -1 for one behind the
+        window; see `match`.
 
         `windows`: False: of the groups without one alone, whose prefix may be longer; of others all are -1,
         and no state is needed.
@@ -239,7 +240,7 @@ class PrefixCache:
             self._prune(node)
 
     def _refresh_to(self, node: CacheNode) -> None:
-        """As if the way to a node were used again."""
+        """Refreshes a path, as if the way to a node were used again."""
         pages = []
         while node.parent is not None:
             pages.append(node.page)
@@ -331,9 +332,9 @@ class PrefixCache:
         return b"".join(names[True]), b"".join(names[False])
 
     def origins(self, most: int) -> tuple[bytes, bytes, bytes]:
-        """Of the pages that `news` says next have come: (packed short names of the pages before them, zeros
-        where there is none; their own tokens, packed; of first pages the first bytes of their salts, as many
-        as of a name, zeros elsewhere).
+        """The context of the pages that `news` gives next: (packed short names of the pages before them,
+        zeros where there is none; their own tokens, packed; the first bytes of the salts of first pages, as
+        long as a short name, zeros elsewhere).
         """
         came = [node for node, here in islice(self._changes.items(), most) if here]
         before, salts = [], []

@@ -52,7 +52,7 @@ class StatesByHeads:
     def _columns(
         self, rows: torch.Tensor, key: int, keys: int, value: int, values: int
     ) -> Iterator[torch.Tensor]:
-        """Of rows [.., inputs]: queries, keys and values of some heads."""
+        """Yields queries, keys and values of some heads, from rows [.., inputs]."""
         shape, first = self._shape, 0
         for begin, count, heads, size in (
             (key, keys, shape.key_heads, shape.key_size),

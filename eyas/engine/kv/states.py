@@ -46,7 +46,7 @@ class StateSlots:
 
     @property
     def counts(self) -> StateCache:
-        """For the front."""
+        """Counts of slots and states, for the front."""
         return StateCache(
             slots=self.pool.num_pages,
             used=self.pool.used,

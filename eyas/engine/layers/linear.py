@@ -135,7 +135,7 @@ class LinearLoader:
 
     @classmethod
     def of(cls, weights: WeightSource, names: list[str]) -> Self:
-        """For any tensors."""
+        """The loader, for any tensors."""
         return cls(weights, weights.rounding(names))
 
     def rows(self, names: list[str], rows: list[int], columns: int) -> Linear:

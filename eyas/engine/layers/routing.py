@@ -41,8 +41,8 @@ SPARSE_JITTER = 0.01
 
 
 def sparse_mixer(logits: torch.Tensor) -> torch.Tensor:
-    """Of a row's best expert and its second best (arXiv 2409.12136), 0 of all others: the share of each
-    in a softmax over those that are no better, and worse by a fraction of 2 * 0.01 at most.
+    """Shares of a row's best expert and its second best (arXiv 2409.12136), 0 for all others: of each in a
+    softmax over those that are no better, and worse by a fraction of 2 * 0.01 at most.
     """
     found, left = torch.zeros_like(logits), logits
     for _ in range(2):

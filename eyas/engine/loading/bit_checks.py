@@ -88,7 +88,7 @@ def weights_of(target: ModelConfig, ranks: int = 1, *, scaled: bool = False) -> 
 
 
 def _mixing(spec: LayerSpec, hidden: int, scaled: bool) -> Iterator[FoldedWeight]:
-    """Those of a layer's state, or of its attention; of latents none."""
+    """The weights of a layer's state, or of its attention; of latents none."""
     attention, delta = spec.attention, spec.delta
     if delta is None and attention.latent:
         return

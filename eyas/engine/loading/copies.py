@@ -14,8 +14,9 @@ from kv_transfer.layout import pages_for
 
 
 def has_copies(loaded: EngineSpec, group: KvKind) -> bool:
-    """Of the target, or of the draft head, before it is loaded: where steps have many rows, of prompts or of
-    rounds of many sequences, and a copy fits. It spares each of them the time to widen.
+    """Whether the target, or the draft head, will have copies in 16 bits, before it is loaded: where steps
+    have many rows, of prompts or of rounds of many sequences, and a copy fits. It spares each step the time
+    to widen.
     """
     config, model = loaded.config, loaded.decoder(group)
     many = Role.PREFILL in config.roles or config.max_running * loaded.width > skinny.MAX_ROWS
@@ -29,7 +30,9 @@ def has_copies(loaded: EngineSpec, group: KvKind) -> bool:
 
 
 def _demand(loaded: EngineSpec, group: KvKind) -> CopiesDemand:
-    """Of a head, whose files have other names, the weights count as if none were packed."""
+    """The memory that copies demand. A head's files have other names, so its weights count as if none were
+    packed.
+    """
     config, model, one = loaded.config, loaded.decoder(group), ITEMSIZE[loaded.config.dtype]
     ranks, matrices = config.tensor_parallel_size, parameters(model)
     weights = matrices.rest * one // ranks

@@ -291,7 +291,7 @@ def _adapters(
 
 
 def _weight_memory(loaded: EngineSpec) -> WeightMemory | None:
-    """Where weights are, if they are to leave the GPU at times."""
+    """The memory of weights that may leave the GPU; None: they stay there."""
     config = loaded.config
     if not (config.memory_saver and config.device.startswith("cuda")):
         return None

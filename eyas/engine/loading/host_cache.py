@@ -92,7 +92,7 @@ def _shared(url: str, namespace: str, lives_s: int) -> PageStore:
 
 
 def _namespace(loaded: EngineSpec, cache: PrefixCache) -> str:
-    """Of whose pages have the same names and the same bytes: 32 hexadecimal digits."""
+    """The name of all caches whose pages have the same names and the same bytes, 32 hexadecimal digits."""
     kinds = (KvKind.TARGET, KvKind.DRAFT)[: 1 + cache.lookahead]
     meanings = [loaded.layout_hash(kind) for kind in kinds]
     text = repr((meanings, cache.shape.size, cache.lookahead))

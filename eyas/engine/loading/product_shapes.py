@@ -67,7 +67,7 @@ class SearchedProducts:
 
     @classmethod
     def of(cls, model: ModelConfig, ranks: int) -> SearchedProducts:
-        """Those of one rank's share."""
+        """The products of one rank's share."""
         config = config_of_rank(model, ranks)
         plain = config.quantized is None
         dense = dict.fromkeys(_dense(config, model.vocab_size // ranks)) if plain else {}
@@ -80,20 +80,20 @@ class SearchedProducts:
     def without(
         self, dense: Mapping[packed_table.Key, object], experts: Mapping[grouped_tiles.Key, object]
     ) -> SearchedProducts:
-        """Those that have no tile in these tables."""
+        """The products that have no tile in these tables."""
         return SearchedProducts(
             tuple(each for each in self.dense if each.key not in dense),
             tuple(each for each in self.experts if not all(key in experts for key in each.keys)),
         )
 
     def untuned(self, device: str) -> SearchedProducts:
-        """Those for which an engine on `device` has only a rule."""
+        """The products for which an engine on `device` has only a rule."""
         dense = {**MEASURED, **packed_table.measured(device)}
         return self.without(dense, grouped_tiles.measured(device))
 
 
 def _dense(config: ModelConfig, vocabulary: int) -> Iterator[DenseProduct]:
-    """Those of layers, and the output head."""
+    """Yields the products of layers, and of the output head."""
     for layer in config.layers:
         mixers = (*_state(layer, config.hidden_size), *_attention(layer, config.hidden_size))
         for n, k, kind, heads in (*mixers, *_feed_forward(layer, config)):
@@ -144,7 +144,7 @@ def _feed_forward(layer: LayerSpec, config: ModelConfig) -> Iterator[_Sizes]:
 
 
 def _experts(config: ModelConfig) -> Iterator[ExpertProducts]:
-    """Those in 16 bits or in FP8 blocks."""
+    """Yields the products of experts in 16 bits or in FP8 blocks."""
     quantized, hidden = config.quantized, config.hidden_size
     if quantized is not None and quantized.rows != "block":
         return

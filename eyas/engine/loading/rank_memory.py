@@ -38,7 +38,7 @@ class LeaderMemory:
         return sum(size for size, _ in answers)
 
     def _all(self, kind: str) -> list[tuple[int, str]]:
-        """Of each rank the bytes that moved, and why none did."""
+        """The bytes that moved on each rank, and why none did."""
         number = self._leader.ask(RankCall(kind, (self._part,)))
         own = self._own.move(kind)
         others = [answer.decode().partition(" ") for answer in self._leader.answers(number, MOVE_S)]

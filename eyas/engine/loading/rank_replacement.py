@@ -89,7 +89,7 @@ class FollowerReplacement:
         }
 
     def _aside(self, work: Callable[[RankCall], None], call: RankCall) -> None:
-        """In the order of the calls, beside the steps."""
+        """Runs `work` beside the steps, in the order of the calls."""
         self._thread.submit(work, call)
 
     def _rehearse(self, call: RankCall) -> None:

@@ -132,8 +132,8 @@ def _shapes(loaded: EngineSpec) -> Iterator[StepShape]:
 
 
 def _without_graphs(loaded: EngineSpec) -> Iterator[StepShape]:
-    """Those that a start rehearses; rounds and prompts of any size; rounds of any number beside prompts too:
-    they attend apart from those.
+    """The shapes that a start rehearses; rounds and prompts of any size; rounds of any number beside prompts
+    too: they attend apart from those.
     """
     for buckets in by_depth(loaded).values() or (buckets_of(loaded),):
         width = buckets.width
@@ -194,7 +194,9 @@ class MetaWeights(WeightSource):
         return self._named.is_packed(name)
 
     def _load_packed(self, name: str, shape: Shape, part: Part) -> PackedNumbers:
-        """As the first one, which is read: all are of its types, and have zero points if it has."""
+        """Numbers like the first ones, which are read: all are of their types, and have zero points if they
+        have.
+        """
         self._packed = self._packed or in_order(self._named.take_packed(name, shape, None))
         assert isinstance(self.quantized, PackedConfig)
         first, each = self._packed, self.quantized.group or shape[1]

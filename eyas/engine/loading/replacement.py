@@ -75,7 +75,7 @@ class WeightReplacement:
                 self._stream.synchronize()
 
     def _pairs(self, file: StoredFile) -> Iterator[list[Pair]]:
-        """Those of each part, of which one at a time is there twice."""
+        """Yields the pairs of each part; one part at a time is in memory twice."""
         with self._loaded.weights(KvKind.TARGET, file) as weights:
             for name, old, new in self._model.renewed(weights):
                 yield list(paired(old, new, name))

@@ -399,8 +399,8 @@ def _chunk_of(target: ModelConfig, config: EngineConfig) -> int:
 
 
 def _depth_of(head: DraftConfig, spec: SpeculationConfig) -> SpeculationConfig:
-    """As deep as a head's block where no option says how deep: all of it comes of one pass, and what does not
-    pay is not verified if depths adapt.
+    """Drafts as deep as a head's block, where no option says how deep: all of it comes of one pass, and what
+    does not pay is not verified if depths adapt.
     """
     if head.block is None or not spec.open_depth:
         return spec

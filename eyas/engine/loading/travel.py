@@ -132,7 +132,7 @@ class _PoolRoute:
         return PageCopier(self.backends, window, self.inlet)
 
     def pools(self, spec: EngineSpec, group: KvKind) -> RankPools:
-        """Those that pages come to."""
+        """The pools that pages come to."""
         return RankPools(spec.geometry(group), spec.config.tensor_parallel_size, self.inlet is not None)
 
     def info(self, spec: EngineSpec, group: KvKind, board: Export) -> PoolInfo:
@@ -210,7 +210,7 @@ def _reads_devices(spec: EngineSpec) -> bool:
 
 
 def _host(spec: EngineSpec) -> str:
-    """As handles name it, without the port."""
+    """This worker's host, as handles name it, without the port."""
     return spec.config.worker.rpartition(":")[0].strip("[]")
 
 

@@ -124,10 +124,10 @@ class WeightMemory:
         return self._blocks.size
 
     def release(self) -> int:
-        """As `WeightBlocks.release`, once all kernels that were launched have ended."""
+        """See `WeightBlocks.release`; it waits until all kernels that were launched have ended."""
         torch.cuda.synchronize(self._device)
         return self._blocks.release()
 
     def restore(self) -> int:
-        """As `WeightBlocks.restore`."""
+        """See `WeightBlocks.restore`."""
         return self._blocks.restore()

@@ -173,7 +173,7 @@ def from_device(buffers: Sequence[DeviceBuffer], device: str, room: Room = HostT
 
 
 def _copies(read: HostTensors, name: str, there: int) -> Iterator[CopyBlock]:
-    """Of a tensor from an address of a GPU, cut where the host's memory was locked."""
+    """Yields the copies of a tensor from an address of a GPU, cut where the host's memory was locked."""
     here = read.tensor(name).data_ptr()
     for start, end in short_pieces(here, read.places[name].nbytes):
         yield CopyBlock(there + start, here + start, end - start)

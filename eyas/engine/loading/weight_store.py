@@ -39,7 +39,7 @@ class Replacement(Protocol):
         """Writes those that were rehearsed last."""
 
     def forget(self) -> None:
-        """Those that were rehearsed last are let go."""
+        """Lets go of the weights that were rehearsed last."""
 
 
 @dataclass(frozen=True)

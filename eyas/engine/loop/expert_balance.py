@@ -30,17 +30,17 @@ class SpreadRanks(Protocol):
 
     @property
     def slots(self) -> ExpertSlots:
-        """Of a layer's experts."""
+        """The slots of a layer's experts."""
 
     @property
     def replicas(self) -> list[Replicas]:
-        """Of each layer."""
+        """The replicas of each layer."""
 
     def begin_loads(self) -> None:
         """Has the loads added up."""
 
     def loads(self) -> npt.NDArray[np.uint32] | None:
-        """Those that were begun, counted from the start modulo 2^32: [layers, experts]; None: not yet."""
+        """The loads that were begun, counted from the start modulo 2^32: [layers, experts]; None: not yet."""
 
     def replicate(self, layer: int, replicas: Replicas) -> None:
         """Has all ranks go by these replicas of a layer."""

@@ -34,7 +34,7 @@ class RankSpread:
 
     @classmethod
     def of(cls, model: Any) -> Self | None:
-        """Of a model, if its experts may have replicas."""
+        """The spread of a model; None: its experts have no replicas."""
         if not isinstance(model, Decoder) or model.machine.spread is None:
             return None
         parts = [layer.experts for layer in model.layers]
@@ -73,12 +73,12 @@ class LeaderSpread:
 
     @property
     def slots(self) -> ExpertSlots:
-        """Of a layer's experts."""
+        """The slots of a layer's experts."""
         return self._own.spread.slots
 
     @property
     def replicas(self) -> list[Replicas]:
-        """Of each layer, as they are now."""
+        """The replicas of each layer, as they are now."""
         return [places.replicas for places in self._own.spread.layers]
 
     def begin_loads(self) -> None:

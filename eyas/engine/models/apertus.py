@@ -21,7 +21,7 @@ ROPE = {
 
 
 def describe(raw: values.Raw, folder: Path) -> ModelConfig:
-    """Where keys are left out they are `DEFAULTS`, and the RoPE `ROPE`."""
+    """The model of a config.json. Keys that it leaves out are `DEFAULTS`, its RoPE `ROPE`."""
     raw = DEFAULTS | dict(raw)
     rope = keys.read_rope(raw, keys.rope_scaling(raw) or ROPE)
     plain = keys.biased(raw, "attention_bias", keys.attention(raw, rope))

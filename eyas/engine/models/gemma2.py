@@ -29,7 +29,7 @@ DEFAULTS = {
 
 
 def describe(raw: values.Raw, folder: Path) -> ModelConfig:
-    """Where keys are left out they are `DEFAULTS`."""
+    """The model of a config.json. Keys that it leaves out are `DEFAULTS`."""
     raw = DEFAULTS | dict(raw)
     attention = scaled(raw, keys.attention(raw))
     windows = keys.layer_windows(raw, [layer % 2 == 0 for layer in range(keys.count(raw))])

@@ -132,8 +132,8 @@ def _shared(raw: values.Raw, attentions: list[AttentionSpec]) -> list[AttentionS
 
 
 def _feed_forward(raw: values.Raw, attention: AttentionSpec) -> FeedForwardSpec:
-    """By `use_double_wide_mlp` it is twice as wide where keys and values are another layer's; by
-    `enable_moe_block` there are experts beside it.
+    """A layer's feed-forward: by `use_double_wide_mlp` twice as wide where keys and values are another
+    layer's; by `enable_moe_block` with experts beside it.
     """
     plain = keys.feed_forward(raw, gemma2.activation(raw))
     if values.switch(raw, "use_double_wide_mlp", False) and attention.shared_from is not None:

@@ -46,7 +46,7 @@ class InjectedKv(Generic[ProjectionT]):
         self._columns = 2 * counts[0] // ranks
 
     def store(self, features: torch.Tensor, ops: Ops[Any, Any, Any]) -> None:
-        """Of features [R, hidden], in the pool's rows of the forward."""
+        """Stores keys and values of features [R, hidden] in the pool, at the forward's rows."""
         made = ops.product(ops.given(features), self._product, self._bias)
         for layer, (own, part) in enumerate(zip(made.split(self._columns, 1), self._parts, strict=True)):
             ops.store(own, part, layer)

@@ -35,7 +35,7 @@ RENAMED = (
 
 
 def describe(raw: values.Raw, folder: Path) -> ModelConfig:
-    """Of `num_experts` 1 there are no routers."""
+    """The model of a config.json. Where `num_experts` is 1 there are no routers."""
     raw = DEFAULTS | {name: value for name, value in raw.items() if value is not None}
     if values.switch(raw, "mamba_proj_bias", False):
         raise ConfigError(f"config.json of {folder}: mamba_proj_bias is not supported")

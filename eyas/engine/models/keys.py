@@ -347,7 +347,9 @@ def _yarn_attention_factor(scaling: Raw, factor: float) -> float:
 
 
 def yarn_scale(factor: float, weight: float) -> float:
-    """By how much yarn widens scores that are stretched `factor` times (arXiv 2309.00071, section 3.4)."""
+    """The factor of scores by which yarn widens positions that are stretched `factor` times (arXiv
+    2309.00071, section 3.4).
+    """
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 

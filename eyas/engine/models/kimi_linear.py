@@ -68,7 +68,9 @@ STACKED = (
 
 
 def describe(raw: values.Raw, folder: Path) -> ModelConfig:
-    """In `linear_attn_config` the first layer is number 1. Experts are stored one by one, or all as one."""
+    """The model of a config.json. In `linear_attn_config` the first layer is number 1. Experts are stored one
+    by one, or all as one.
+    """
     raw = DEFAULTS | dict(raw)
     if not values.switch(raw, "mla_use_nope", True):
         raise ConfigError(f"config.json of {folder}: mla_use_nope false is not supported")

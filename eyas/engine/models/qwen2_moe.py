@@ -34,6 +34,6 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
 
 
 def experts(raw: values.Raw) -> ExpertsSpec:
-    """Those of Qwen3, and the shared one."""
+    """The experts of Qwen3, and the shared one."""
     width = keys.width_of(raw, "shared_expert_intermediate_size")
     return dataclasses.replace(qwen3_moe.experts(raw), shared_width=width, shared_share=True)

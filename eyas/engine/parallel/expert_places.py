@@ -86,7 +86,7 @@ class SpreadExperts:
         self._layers: dict[str, ExpertPlaces] = {}
 
     def of(self, layer: str) -> ExpertPlaces:
-        """Of a layer by its name; layers are numbered as they are named first."""
+        """The places of a layer by its name; layers are numbered as they are named first."""
         if layer not in self._layers:
             number = len(self._layers)
             self._layers[layer] = ExpertPlaces(
@@ -96,7 +96,7 @@ class SpreadExperts:
 
     @property
     def layers(self) -> list[ExpertPlaces]:
-        """Of all layers, by number."""
+        """The places of all layers, by number."""
         return [*self._layers.values()]
 
     def moves(self, layer: int, replicas: Replicas) -> list[list[ReplicaMove]]:

@@ -73,11 +73,11 @@ class RankLeader:
         self._followers.send(rank, call)
 
     def ask(self, call: RankCall) -> int:
-        """As `RankFollowers.ask`. Any thread may call it, and wait for the `answers`."""
+        """See `RankFollowers.ask`. Any thread may call it, and wait for the `answers`."""
         return self._followers.ask(call)
 
     def answers(self, number: int, wait_s: float, beat: Beat = no_pulse) -> list[bytes]:
-        """As `RankFollowers.answers`."""
+        """See `RankFollowers.answers`."""
         return self._followers.answers(number, wait_s, beat)
 
     @contextlib.contextmanager

@@ -84,8 +84,8 @@ class RankChannel:
         return None
 
     def _next(self, count: int) -> bytes:
-        """That many bytes, and none ahead of them: who waits for the pipe waits for the next call. Fewer
-        where the other end was closed.
+        """The next `count` bytes, and none ahead of them: who waits for the pipe waits for the next call.
+        Fewer where the other end was closed.
         """
         read = bytearray()
         while len(read) < count and (more := self._pipe.recv(count - len(read))):

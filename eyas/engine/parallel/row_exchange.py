@@ -35,7 +35,7 @@ class ExchangeSizes:
 
     @property
     def words(self) -> int:
-        """Of an inbox from one rank."""
+        """Words of an inbox from one rank."""
         return self.programs * self.block
 
     def buffer_bytes(self, ranks: int) -> int:

@@ -86,7 +86,7 @@ class RankedCache:
         return b"".join(came), b"".join(left)
 
     def origins(self, most: int) -> tuple[bytes, bytes, bytes]:
-        """Those of what `news` says next, as `PrefixCache.origins`."""
+        """The context of the pages that `news` gives next; see `PrefixCache.origins`."""
         before, tokens, salts = zip(*(cache.origins(most) for cache in self._caches), strict=True)
         return b"".join(before), b"".join(tokens), b"".join(salts)
 
@@ -223,7 +223,7 @@ class DataParallelScheduler:
         self._of(seq.generation).remember(seq, below)
 
     def passed(self, work: SequenceWork) -> None:
-        """As `Scheduler.passed`."""
+        """See `Scheduler.passed`."""
         self._of(work.seq.generation).passed(work)
 
     def state_copies(self) -> list[tuple[int, int]]:
@@ -231,7 +231,7 @@ class DataParallelScheduler:
         return []
 
     def disown(self, seq: Sequence) -> None:
-        """As `Scheduler.disown`."""
+        """See `Scheduler.disown`."""
         self._of(seq.generation).disown(seq)
 
     def flush(self) -> int | None:
@@ -241,7 +241,7 @@ class DataParallelScheduler:
         return sum(rank.flush() or 0 for rank in self._ranks)
 
     def retract(self) -> int:
-        """As `Scheduler.retract`, on all ranks."""
+        """See `Scheduler.retract`: on all ranks."""
         count = sum(rank.retract() for rank in self._ranks)
         self._take_preempted()
         return count

@@ -546,7 +546,7 @@ class Scheduler:
                 turns.leave(seq)
 
     def _make_room(self, count: int) -> bool:
-        """For a sequence that has no pages yet: it can wait for those that go to the host first."""
+        """Makes room for a sequence without pages: it can wait for those that go to the host first."""
         return self.tables.make_room(count, spare=True)
 
     def _give_back(self, seq: Sequence) -> None:

@@ -76,7 +76,7 @@ class SequenceStates:
         seq.state, seq.bound, seq.branch = NO_STATE, 0, 0
 
     def _node(self, seq: Sequence) -> CacheNode | None:
-        """Where its state stands in the cache."""
+        """The cached node at which its state stands; None: there is none."""
         if seq.state == NO_STATE or not 0 < seq.bound <= seq.kv_len:
             return None
         return self._cache.at(seq.all_tokens(), seq.bound, seq.pages, seq.salt)

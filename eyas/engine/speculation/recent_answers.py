@@ -70,7 +70,7 @@ class RecentAnswers:
 
     @property
     def tenants(self) -> int:
-        """Those that may have an answer here."""
+        """The number of tenants that may have an answer here."""
         return len(self._tenants)
 
     def clear(self) -> None:
@@ -127,7 +127,7 @@ class RecentAnswers:
         return None
 
     def _places(self, links: _GramLinks, number: int, last: array[int]) -> list[int]:
-        """Of the tokens behind the gram that `last` ends with, in the ring; the newest first."""
+        """The places in the ring of the tokens behind the gram that `last` ends with; the newest first."""
         length, gram = links.length, memoryview(last)[-links.length :]
         places: list[int] = []
         oldest, looks = self._end - self._size + length, 4 * PLACES

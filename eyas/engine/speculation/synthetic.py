@@ -14,7 +14,7 @@ RATES, LENGTH = "synthetic-acceptance-rates", "synthetic-acceptance-length"  # f
 
 
 def resolve(steps: int, rates: Sequence[float], length: float | None) -> tuple[float, ...]:
-    """For each of `steps` drafts in a row: the chance that it is accepted if the ones before it were.
+    """The chance of each of `steps` drafts in a row that it is accepted if the ones before it were.
 
     Exactly one of the other two is given. `rates`: entry i is the chance that the first i + 1 drafts are all
     accepted. `length`: mean tokens per round, the model's own included; rounds then differ by at most one

@@ -20,6 +20,6 @@ class ShortConvolution(DeltaRule):
         at: Sequence[int],
         behind: Sequence[int] = (),
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """As of `DeltaRule`: what rows `at` these numbers read, [n, 1, columns], and empty states."""
+        """See `DeltaRule.walk`: what rows `at` these numbers read, [n, 1, columns], and empty states."""
         made = self._convolved(start, rows, parents)[list(at), None]
         return made, [made.new_empty(self.shape.state) for _ in behind]

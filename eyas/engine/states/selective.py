@@ -14,7 +14,9 @@ from eyas.engine.states.delta import DeltaRows, DeltaRule, DeltaState, MovingRow
 
 
 class Selected(NamedTuple):
-    """Of n rows: the steps of all columns [n, columns], keys and queries [n, key size]; float32."""
+    """What a selective rule reads of n rows: the steps of all columns [n, columns], keys and queries [n, key
+    size]; float32.
+    """
 
     steps: torch.Tensor
     keys: torch.Tensor

@@ -169,7 +169,7 @@ class ChannelShape(DeltaShape):
         return dict.fromkeys(super().solved, (0,))
 
     def weights(self, hidden: int) -> int:
-        """Of what a row is made of, the factors of decays and gates, and the way back."""
+        """Numbers of a layer's weights: for rows, for the factors of decays and gates, and for the output."""
         decays, values = self.value_heads * self.key_size, self.value_heads * self.value_size
         rows = self.inputs + self.value_heads + 2 * self.rank + values
         return hidden * rows + self.rank * (decays + values)
@@ -238,7 +238,9 @@ class ConvolutionShape(UngatedShape):
         return "short convolutions"
 
     def weights(self, hidden: int) -> int:
-        """Of what is convolved, what multiplies it before and behind, and the way back."""
+        """Numbers of a layer's weights: for what is convolved, for what multiplies it before and behind, and
+        for the output.
+        """
         return 4 * hidden * self.value_size
 
     def complaints(self) -> Iterator[str]:
@@ -265,7 +267,9 @@ class SelectiveShape(UngatedShape):
         return "a state of Mamba (1)"
 
     def weights(self, hidden: int) -> int:
-        """Of what a row is made of and the gate, of steps, keys and queries, and the way back."""
+        """Numbers of a layer's weights: for rows and the gate, for steps, keys and queries, and for the
+        output.
+        """
         return self.value_size * (3 * hidden + 2 * self.rank + 2 * self.key_size)
 
     def complaints(self) -> Iterator[str]:

@@ -139,7 +139,7 @@ class DFlashHead(BlockHead):
         return soft_cross_entropy(self.logits(state), lesson.target_logits)
 
     def share(self, step: int, unroll: int) -> float:
-        """As in its paper."""
+        """The share of a step's loss, as in DFlash's paper."""
         return share_in_block(step, unroll)
 
 

@@ -61,5 +61,5 @@ class PEagleHead(Eagle3Head, MaskedHead):
         return state
 
     def share(self, step: int, unroll: int) -> float:
-        """As of DFlash; in vllm-project/speculators all depths count alike."""
+        """The share of a step's loss, as in DFlash; in vllm-project/speculators all depths count alike."""
         return share_in_block(step, unroll)

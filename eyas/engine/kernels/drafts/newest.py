@@ -43,7 +43,7 @@ def sources(rows: ForwardRows, tables: torch.Tensor, page_size: int) -> torch.Te
 
 
 def _pages(tables: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor, page_size: int) -> torch.Tensor:
-    """Of the rows before `starts`, int32; anything for row 0, and for padding, which may be anywhere."""
+    """Pages of the rows before `starts`, int32; any number for row 0 and padding, which may be anywhere."""
     return tables[slots.long(), ((starts - 1).long() // page_size).clamp(0, tables.shape[1] - 1)]
 
 

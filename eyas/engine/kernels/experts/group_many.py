@@ -100,7 +100,7 @@ def _place_part(
 
 @triton.jit
 def _cut_blocks(blocks, most, expert, total, rows, EXPERTS: tl.constexpr, SLOTS: tl.constexpr):
-    """Those of one expert; behind the last one, how many there are."""
+    """Writes the blocks of one expert; behind the last expert, how many blocks there are."""
     slot = tl.arange(0, SLOTS)
     earlier = tl.where(slot < expert, total, 0)
     block, begin = tl.sum((earlier + rows - 1) // rows), tl.sum(earlier)

@@ -149,7 +149,7 @@ def _one_tile(
 
 @triton.jit
 def rows_at(order, begin, end, ROWS: tl.constexpr, PER_ROW: tl.constexpr, SCATTER: tl.constexpr):
-    """Of ROWS rows from `begin` on: which are there, where each is read, int64, and where it goes."""
+    """Which of the ROWS rows from `begin` on are there, where each is read, int64, and where it goes."""
     place = begin + tl.arange(0, ROWS)
     inside = place < end
     choice = place

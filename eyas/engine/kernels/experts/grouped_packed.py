@@ -100,7 +100,7 @@ class PackedPlan:
 
     @property
     def chunk(self) -> int:
-        """Those of a program, `deep` at a time; of the last one some may lie beyond the row."""
+        """Steps of a program, `deep` at a time; of the last one some may lie beyond the row."""
         return cdiv(self.steps, self.split * self.deep) * self.deep
 
     @property

@@ -240,7 +240,9 @@ def _rule(shape: GroupedShape, choices: int, rows: int = 0) -> GroupedTile:
 
 
 def _tall(shape: GroupedShape, rows: int) -> GroupedTile:
-    """Of many rows of each expert. Numbers in FP8 have two sums of a tile, of which not both are wide."""
+    """The tile where each expert has many rows. Numbers in FP8 have two sums of a tile, of which not both are
+    wide.
+    """
     tall = rows > _MATRIX_SIDE
     columns = 64 if tall and shape.gated and shape.itemsize == 1 else 128
     stages = 4 if shape.gated or not tall else 3  # two programs of `down` stand beside each other
@@ -253,7 +255,7 @@ def _tall_rows(shape: GroupedShape, each: int) -> int:
 
 
 def _packed_rule(shape: GroupedShape, choices: int, rows: int = 0) -> GroupedTile:
-    """Of packed numbers, which are widened for every block of rows that meets them."""
+    """The tile of packed numbers, which are widened for every block of rows that meets them."""
     each = -(-choices // min(choices, shape.experts))
     rows = rows or (8 if each <= 5 else 16 if each <= 12 else 32 if each <= 24 else 64 if each <= 96 else 128)
     if rows >= _MATRIX_SIDE:
@@ -269,7 +271,7 @@ def _packed_rule(shape: GroupedShape, choices: int, rows: int = 0) -> GroupedTil
 
 
 def _few_packed(shape: GroupedShape, choices: int, rows: int) -> GroupedTile:
-    """Of few blocks of few rows: narrow tiles, and parts of k, until SMs have enough programs."""
+    """The tile of few blocks of few rows: narrow, with parts of k, until the SMs have enough programs."""
     programs = _count(shape, choices, rows, 32 if shape.gated else 64)
     if programs >= _CROWDED:
         return GroupedTile(rows, 64, 128, warps=4 if shape.gated else 2, stages=4 if shape.gated else 6)

@@ -140,7 +140,7 @@ class ChoicePlan:
 
     @property
     def warps(self) -> int:
-        """Of a program, which has one row."""
+        """Warps of a program, which has one row."""
         return 1 if self.experts <= 256 else 2
 
 

@@ -75,7 +75,9 @@ class Fp8Rows:
 
     @property
     def places(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int]:
-        """Where a kernel leaves them: numbers, scales, scales by block, and how far apart blocks are."""
+        """The tensors into which a kernel writes: numbers, scales, scales by block; and how far apart blocks
+        are.
+        """
         return self.stored, self.scales, self.turned, 0 if self.turned is None else self.turned.stride(0)
 
 
@@ -202,7 +204,7 @@ def _quantise(
 
 @triton.jit
 def store_scales(scales, turned, apart, row, block, scale, COUNT: tl.constexpr):
-    """Of some blocks of a row with COUNT of them."""
+    """Stores the scales of some blocks of a row with COUNT of them."""
     tl.store(scales + row * COUNT + block, scale, mask=block < COUNT)
     if turned is not None:
         tl.store(turned + block * apart + row, scale, mask=block < COUNT)

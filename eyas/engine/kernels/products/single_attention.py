@@ -86,7 +86,7 @@ def can_take_qkv(rows: int, qkv: QkvWeights, kv: KvRows, launch: ProductLaunch) 
 
 
 def linear(x: torch.Tensor, weight: SkinnyWeight, out: torch.Tensor, end: LinearEnd, pdl: bool) -> None:
-    """As `skinny.linear`, of one row x [1, k]; `end` has no more than a residual and a bias."""
+    """The product of one row x [1, k]; see `skinny.linear`. `end` has no more than a residual and a bias."""
     assert isinstance(weight, torch.Tensor)
     plan = _plan(SkinnyInput(x), weight, pdl)
     _linear[(plan.n // plan.rows,)](
@@ -102,7 +102,9 @@ def qkv_rope(
     kv: KvRows,
     pdl: bool,
 ) -> None:
-    """As `skinny.qkv_rope`, of one row whose heads pass no norm and are stored without scales."""
+    """Queries, keys and values of one row, whose heads pass no norm and are stored without scales; see
+    `skinny.qkv_rope`.
+    """
     assert isinstance(qkv.weight, torch.Tensor) and qkv.norms is None and not kv.scaled
     _, _, page_size, kv_heads, dim = kv.layer.shape
     heads = FusedHeads(q_out.shape[1], kv_heads, dim, page_size, kv.layer.stride(0))

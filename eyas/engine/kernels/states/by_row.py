@@ -32,7 +32,7 @@ def recur_by_row(
     out: torch.Tensor,
     pdl: bool = False,
 ) -> None:
-    """As `few.recur_few`, of any number of rows."""
+    """Recurs over any number of rows, as `few.recur_few` does over few."""
     shape, stored, filters = layer.rule.shape, layer.stored, layer.rule.filters
     layout = DeltaLayout.of(layer, 1, _BLOCK, rows.trees, pdl)
     where = (rows.slots, rows.firsts, rows.counts, rows.starts, rows.bounds, rows.folds)
@@ -104,7 +104,7 @@ def _walk_rows(
 
 @triton.jit
 def _tile_of(head, v, there, begin, end, rows, given, layout: tl.constexpr):
-    """Of `STEP` rows from `begin` on: queries, keys [STEP, key size], values [STEP, n], the shares of a state
+    """`STEP` rows from `begin` on: queries, keys [STEP, key size], values [STEP, n], the shares of a state
     that are left [STEP, key size], and factors [STEP]; all float32.
     """
     inputs, stride, filters, ring, tails, bound, start, before = rows

@@ -22,9 +22,9 @@ def decoded(
     *,
     trees: bool = False,
 ) -> StateRows:
-    """Those of rounds of `width` rows, the first at row `first` of the forward: chains, as far as there are
-    drafts, or `trees`, up to the last draft: what is none before it stands beside the root, and is nobody's
-    parent. From here on the tables say that the states stand where they will behind the forward.
+    """The rows of rounds of `width` rows, the first at row `first` of the forward: chains, as far as there
+    are drafts, or `trees`, up to the last draft: what is none before it stands beside the root, and is
+    nobody's parent. From here on the tables say that the states stand where they will behind the forward.
 
     `slots` int32 [B]; `positions` int32 [m]: of all rows of the forward.
     """

@@ -59,7 +59,7 @@ class SolvedRows:
 
     @staticmethod
     def row(shape: DeltaShape, dtype: torch.dtype) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """Of each part its dtype and a row's sides; `dtype`: of the rows."""
+        """The dtype and the sides of a row of each part; `dtype`: of the rows."""
         kinds = {"solved": torch.float32, "sums": torch.int64}
         return {name: (kinds.get(name, dtype), sides) for name, sides in shape.solved.items()}
 
@@ -153,7 +153,7 @@ class DeltaLayout:
 
     @property
     def scale(self) -> float:
-        """Of queries."""
+        """The scale of queries."""
         return float(self.key_size**-0.5) if self.corrects else 1.0
 
     @property

@@ -53,7 +53,7 @@ class Chunks:
 
     @classmethod
     def of(cls, bounds: Sequence[int], ends: Sequence[int], device: torch.device | str) -> Chunks:
-        """Those of sequences whose states stand at `bounds`, and whose rows end at `ends`."""
+        """The chunks of sequences whose states stand at `bounds`, and whose rows end at `ends`."""
         table: list[tuple[int, int]] = []
         behind: list[int] = []
         for sequence, (bound, end) in enumerate(zip(bounds, ends, strict=True)):
@@ -71,7 +71,8 @@ def recur_chunks(
     chunks: Chunks,
     out: torch.Tensor,
 ) -> None:
-    """As `few.recur_few`, of any number of rows, which are certain and stand in their order.
+    """Recurs over any number of rows, which are certain and stand in their order, as `few.recur_few` does
+    over few.
 
     A sequence without rows is one whose `SolvedRows` are made again, after its slot came from elsewhere.
     """

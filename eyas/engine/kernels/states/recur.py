@@ -20,8 +20,8 @@ def recur(
     out: torch.Tensor,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """As `states.plain.recur`, of the rows of every group, in `out` [m, value heads * value size], of which
-    rows that no sequence has stay as they are.
+    """Recurs over the rows of every group, as `states.plain.recur` does, into `out` [m, value heads * value
+    size]; its rows that no sequence has stay as they are.
     """
     by_row = isinstance(layer.rule.shape, ChannelShape)
     for rows in (groups.rounds, groups.singles, groups.chunks if by_row else None):

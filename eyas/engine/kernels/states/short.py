@@ -41,7 +41,7 @@ class ShortLayout:
 
     @classmethod
     def of(cls, shape: DeltaShape, stored: LayerStates, rows: StateRows, pdl: bool) -> ShortLayout:
-        """That of a layer's slots, for these rows."""
+        """The layout of a layer's slots, for these rows."""
         return cls(
             *(shape.inputs, shape.kernel, stored.inputs.shape[1], min(_ROWS, power_of_2(rows.most))),
             block=min(_COLUMNS, power_of_2(shape.inputs)),

@@ -40,7 +40,7 @@ def check_rows(target: ModelConfig, model: Any, device: str) -> None:
         modules[name].attend_by = attend
 
     def results(places: torch.Tensor, moved: int = 0) -> torch.Tensor:
-        """Of rows in that order: their queries and keys in all layers, and their logits."""
+        """Queries and keys of rows in that order, in all layers, and their logits."""
         seen.clear()
         tokens = (torch.arange(ROWS, device=device) * 7 + 1) % target.vocab_size
         positions = torch.arange(ROWS, device=device) * 3 % target.context_length

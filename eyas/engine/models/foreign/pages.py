@@ -44,7 +44,7 @@ class Heads:
 
     @classmethod
     def of(cls, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pool: KvPool) -> Heads:
-        """Those of transformers, [1, heads, m, dim] each, in the type of the layer."""
+        """Heads from those of transformers, [1, heads, m, dim] each, in the layer's dtype."""
         return cls(*(_widened(part, pool.shape.head_dim) for part in (q, k, v)))
 
 
@@ -54,14 +54,14 @@ def _widened(part: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 class PagesMachine(Protocol):
-    """Where a foreign model attends."""
+    """The pages that a foreign model attends to, on a CPU or a GPU."""
 
     def step(self, rows: Any, pool: KvPool) -> StepPages:
         """The pages of one forward."""
 
 
 class PlainPages:
-    """In plain torch, over any backend: the specification of what a GPU computes."""
+    """Pages in plain torch, over any backend: the specification of what a GPU computes."""
 
     def __init__(self, backend: AttentionBackend) -> None:
         self._backend = backend
@@ -81,14 +81,16 @@ class _PlainStep:
     def attend(
         self, layer: int, spec: AttentionSpec, heads: Heads, sinks: torch.Tensor | None
     ) -> torch.Tensor:
-        """As of `StepPages`."""
+        """See `StepPages.attend`."""
         slots, plan = self.groups[self.pool.group_of(layer)]
         self.pool.write(layer, slots, heads.k.contiguous(), heads.v.contiguous())
         return self.backend.run(heads.q, self.pool.layer(layer), plan, spec, sinks)
 
 
 class DevicePages:
-    """By kernels: one writes keys and values, and turns nothing; the attention is every other model's."""
+    """Pages on a GPU: one kernel writes keys and values, and rotates nothing; the attention is every other
+    model's.
+    """
 
     def __init__(self, attention: RowAttention, length: int, head_dim: int, device: str, pdl: bool) -> None:
         """`length`: of the context."""
@@ -113,7 +115,7 @@ class _DeviceStep:
     def attend(
         self, layer: int, spec: AttentionSpec, heads: Heads, sinks: torch.Tensor | None
     ) -> torch.Tensor:
-        """As of `StepPages`."""
+        """See `StepPages.attend`."""
         made = torch.cat((heads.q, heads.k, heads.v), 1)
         layout = row_kernels.HeadLayout(heads.q.shape[1], heads.k.shape[1], made.shape[2])
         q = made.new_empty(heads.q.shape)

@@ -48,7 +48,7 @@ Experts = ExpertsPart[Projection]
 
 
 class DeviceOps(Ops[ResidualT, ReadT, Projection]):
-    """For one forward's rows over `pool`. `eps`: of every norm."""
+    """The verbs of layers on a GPU, for one forward's rows over `pool`. `eps`: of every norm."""
 
     def __init__(self, step: Forward, pool: KvPool, eps: float) -> None:
         self.step, self.pool, self.eps = step, pool, eps
@@ -134,7 +134,7 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
     def latent_queries(
         self, made: torch.Tensor, part: LatentPart, second: Projection, layer: int
     ) -> torch.Tensor:
-        """Of one row one launch does both."""
+        """Queries of latents; for one row, one launch does both products."""
         launch = self.step.context.launch
         fits = isinstance(second, Fp8Projection) and not launch.exact
         if not fits or not latent_query.takes(len(made), part.norms, second.weight):
@@ -143,7 +143,7 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         return latent_query.query(made, part.norms, rotation, kv, second.weight, launch.pdl)
 
     def _latents(self, part: LatentPart, layer: int) -> tuple[skinny.KvRows, skinny.RotaryInput]:
-        """Where the rows are cached in a layer, and how their keys are rotated."""
+        """The cached rows of latents in a layer, and the rotation of their keys."""
         kv = skinny.KvRows(self.pool.layer(layer), self.step.rows.kv_rows)
         return kv, self.step.rotation(part.spec)
 

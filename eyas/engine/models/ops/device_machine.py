@@ -194,7 +194,9 @@ class DeviceNewest:
 
 
 def router_tiles(rows: int, hidden: int) -> Table:
-    """For `skinny.ProductLaunch`. A router has few rows: its programs take few of them, and share k."""
+    """Tiles of a router's product, for `skinny.ProductLaunch`. A router has few rows: its programs take few
+    of them, and share k.
+    """
     split = next(split for split in (8, 4, 2, 1) if hidden % (split * SIDE) == 0)
     tile = ProductTile(columns=SIDE, depth=128, warps=4, stages=6, split=split)
     return {("linear", padded, rows, hidden): tile for padded in (16, 32, 64, 128)}

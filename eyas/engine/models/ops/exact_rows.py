@@ -117,7 +117,9 @@ class ExactRows(DeviceOps[ScaledRows, ScaledRead]):
 
 
 class ExactManyRows(ExactRows):
-    """Of layers that few rows pass by `FewRows`: plain products have the bits of those, too."""
+    """Exact verbs of many rows, in layers that few rows pass by `FewRows`: plain products have the bits of
+    those, too.
+    """
 
     def product(
         self, read: ScaledRead, projection: Projection, bias: torch.Tensor | None = None

@@ -231,7 +231,7 @@ def logits(rows: torch.Tensor, weight: torch.Tensor, tiles: Table, step: Forward
 def chosen_by_default(
     logits: torch.Tensor, part: RouterPart, local: LocalExperts | None, uniform: bool
 ) -> ChosenExperts:
-    """By scores that no kernel has; as `route.choose_local`."""
+    """Experts chosen by scores that no kernel has; see `route.choose_local`."""
     spec, m = part.spec, logits.shape[0]
     share, logits = logits[:, spec.experts : spec.experts + 1], logits[:, : spec.experts]
     scores = routing.SCORES[spec.scores](logits)

@@ -51,7 +51,7 @@ class SourceRead:
 
     @property
     def source(self) -> skinny.SkinnyInput:
-        """For products that norm what they read; a gain is in their weights."""
+        """The input of products that apply the norm to what they read; its gain is in their weights."""
         if self.norm is None:
             return skinny.SkinnyInput(self.rows.x)
         assert self.rows.sums is not None, "rows without sums of squares have readers of their own"

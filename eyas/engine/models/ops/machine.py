@@ -134,7 +134,7 @@ class Machine(ABC, Generic[ProjectionT]):
 
     @abstractmethod
     def picked_adapters(self, adapters: Any, picked: torch.Tensor | None) -> Any:
-        """Those of some of the rows of a forward, by their numbers [r]; None: of all, in their order."""
+        """The adapters of some of a forward's rows, by their numbers [r]; None: of all, in their order."""
 
     @abstractmethod
     def update_logits(self, logits: torch.Tensor, x: torch.Tensor, head: Any, adapters: Any) -> None:
@@ -146,7 +146,9 @@ class Machine(ABC, Generic[ProjectionT]):
 
     @abstractmethod
     def newest(self, rows: Any, pool: KvPool, stages: int, width: int) -> NewestRows:
-        """For a forward of certain rows. `stages`: before a head's last one, whose rows are `width` wide."""
+        """The newest rows, for a forward of certain rows. `stages`: before a head's last one, whose rows are
+        `width` wide.
+        """
 
 
 @dataclass(frozen=True)

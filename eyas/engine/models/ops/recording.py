@@ -50,8 +50,8 @@ class ExpertRecorder:
         self._taken.append(experts[:, :count])
 
     def rows(self, places: torch.Tensor) -> torch.Tensor:
-        """Of the forward's rows at `places` [N]: int16 [N, layers, most experts of a row], NONE where a layer
-        takes no more.
+        """The experts of the forward's rows at `places` [N]: int16 [N, layers, most experts of a row], NONE
+        where a layer takes no more.
         """
         taken = torch.full((len(places), self._layers, self._most), NONE, device=places.device)
         for layer, experts in zip(self._mixed, self._taken, strict=True):
@@ -70,12 +70,12 @@ class RecordingOps:
         return getattr(self._ops, name)
 
     def chosen(self, read: Any, router: RouterPart, part: ExpertsPart[Any]) -> tuple[Any, Any]:
-        """As of `Ops`."""
+        """See `Ops.chosen`."""
         rows = self._ops.normed(read)
         return rows, self.route(rows, router)
 
     def route(self, rows: Any, part: RouterPart, judged: Any = None) -> Any:
-        """As of `Ops`."""
+        """See `Ops.route`."""
         routed = self._ops.route(rows, part, judged)
         experts = routed.experts if isinstance(routed, Routes) else routed.chosen.experts
         self._recorder.add(experts, part.spec.per_row)

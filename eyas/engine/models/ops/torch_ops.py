@@ -102,7 +102,8 @@ class Step:
 
 
 class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
-    """For the rows of `step`. `eps`: of every norm. A residual is its rows, and so is what products read.
+    """The verbs of layers in plain torch, for the rows of `step`. `eps`: of every norm. A residual is its
+    rows, and so is what products read.
 
     `ranks`: over which experts are spread, whole; None: all are here.
     """
