@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton
 
-from eyas.engine.kernels.products import exact_wide, grouped_updates, skinny, updates
+from eyas.engine.kernels.products import block_updates, exact_wide, grouped_updates, skinny, updates
 from eyas.engine.kernels.products.skinny_tiles import ProductTile
 from tests.unit import tensor_core
 
@@ -62,19 +62,16 @@ def _slots(m: int) -> list[int]:
 def _updates(site: Site, x: torch.Tensor, slots: list[int], *, exact: bool = False) -> skinny.Updates:
     """As a step makes them."""
     rows = torch.tensor(slots, dtype=torch.int32, device=DEVICE)
-    if exact or not updates.FEW < len(slots) <= updates.MANY:
+    if exact or len(slots) <= updates.FEW:
         return updates.shrunk(x, rows, site.numbers, PDL, exact)
-    return grouped_updates.GroupUpdates(x, grouped_updates.AdapterGroups(rows), site.numbers)
+    kind = grouped_updates.AdapterGroups if len(slots) <= updates.MANY else block_updates.AdapterBlocks
+    return kind(rows).updates(x, site.numbers)
 
 
 def _added(site: Site, x: torch.Tensor, slots: list[int], *, exact: bool = False) -> torch.Tensor:
     """What is added to rows of ones."""
     made = torch.ones(len(slots), site.n, dtype=torch.float32, device=DEVICE)
-    added = _updates(site, x, slots, exact=exact)
-    if isinstance(added, updates.RowUpdates):
-        updates.add(made, added, K, PDL, exact)
-    else:
-        added.add_to(made, PDL)
+    _updates(site, x, slots, exact=exact).add_to(made, PDL)
     return made.cpu() - 1.0
 
 
@@ -121,6 +118,17 @@ def test_a_row_has_its_bits_beside_any_other(monkeypatch: pytest.MonkeyPatch, m:
     other = made([slots[row] if row % 5 == 2 else 2 for row in range(m)])
     assert torch.equal(other[2::5], together[2::5]) and not torch.equal(other, together)
     assert not made([0] * m).any()
+
+
+def test_a_row_among_many_has_its_bits_beside_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_updates, "_CHUNK", 32)
+    monkeypatch.setattr(block_updates, "_PROGRAMS", 1)  # which take several blocks each
+    site, m = Site(torch.float16, 2, 32), 140
+    x, slots = torch.randn(m, K).half().to(DEVICE), _slots(m)
+    together = _added(site, x, slots)
+    other = _added(site, x, [slots[row] if row % 5 == 2 else 2 for row in range(m)])
+    assert torch.equal(other[2::5], together[2::5]) and not torch.equal(other, together)
+    assert not _added(site, x, [0] * m).any()
 
 
 @pytest.mark.parametrize("m", [7, 100])
@@ -231,7 +239,7 @@ def test_exact_products_of_few_rows_have_the_bits_of_many() -> None:
     launch, slots = skinny.ProductLaunch.on(DEVICE, pdl=PDL, exact=True), torch.tensor(_slots(m)).int()
     with contextlib.nullcontext() if DEVICE == "cuda" else tensor_core.hopper():
         many = exact_wide.product(x, weight, launch)
-        updates.add(many, updates.shrunk(x, slots.to(DEVICE), site.numbers, PDL, exact=True), K, exact=True)
+        updates.shrunk(x, slots.to(DEVICE), site.numbers, PDL, exact=True).add_to(many, PDL)
         for first, count in ((0, 1), (3, 14)):
             own = slice(first, first + count)
             added = updates.shrunk(x[own].contiguous(), slots[own].to(DEVICE), site.numbers, PDL, exact=True)

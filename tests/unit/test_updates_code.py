@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eyas.engine.kernels.launch.warm import KernelWarmup
-from eyas.engine.kernels.products import grouped_updates, skinny, updates
+from eyas.engine.kernels.products import block_updates, grouped_updates, skinny, updates
 from tests.unit.fenced import unfenced
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -32,19 +32,16 @@ def launches() -> None:
         for m in (1, 20, 40):
             products(m, launch)
         for m in (1, 20, 40, 300):
-            added, made = updates_of(empty(m, K), site(2, 64), exact), empty(m, 64)
-            if isinstance(added, updates.RowUpdates):
-                updates.add(made, added, K, True, exact)
-            else:
-                added.add_to(made, True)
+            updates_of(empty(m, K), site(2, 64), exact).add_to(empty(m, 64), True)
 
 
 def updates_of(x: torch.Tensor, numbers: updates.SiteNumbers, exact: bool) -> skinny.Updates:
     """As a step makes them."""
     slots = empty(len(x), dtype=torch.int32)
-    if exact or not updates.FEW < len(x) <= updates.MANY:
+    if exact or len(x) <= updates.FEW:
         return updates.shrunk(x, slots, numbers, True, exact)
-    return grouped_updates.GroupUpdates(x, grouped_updates.AdapterGroups(slots), numbers)
+    kind = grouped_updates.AdapterGroups if len(x) <= updates.MANY else block_updates.AdapterBlocks
+    return kind(slots).updates(x, numbers)
 
 
 def products(m: int, launch: skinny.ProductLaunch) -> None:

@@ -77,6 +77,10 @@ class AdapterGroups:
             self._located[key] = made
         return self._located[key][:, first : first + 2]
 
+    def updates(self, x: torch.Tensor, site: SiteNumbers) -> GroupUpdates:
+        """What adapters add to the product of the rows x [m, k], contiguous."""
+        return GroupUpdates(x, self, site)
+
     def blanks(self, *sizes: int) -> torch.Tensor:
         """So many numbers, int32, that are not there yet, and that no product of the step has had before."""
         count = cdiv(math.prod(sizes), _LINE.value) * _LINE.value
@@ -139,7 +143,7 @@ class UpdateCut:
 
 @dataclass(frozen=True)
 class GroupUpdates:
-    """What adapters add to the product of rows x [m, k], m <= 128, contiguous."""
+    """What adapters add to the product of rows x [m, k], m <= 128."""
 
     x: torch.Tensor
     groups: AdapterGroups

@@ -26,6 +26,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eyas.engine.kernels.launch.sizes import power_of_2
 from eyas.engine.kernels.products import packed_table
+from eyas.engine.kernels.products.block_updates import BlockUpdates
 from eyas.engine.kernels.products.grouped_updates import GroupUpdates
 from eyas.engine.kernels.products.halving import SUM_GROUP
 from eyas.engine.kernels.products.packed import PackedWeight
@@ -50,7 +51,7 @@ from eyas.engine.kernels.products.skinny_tiles import (
 )
 from eyas.engine.kernels.products.updates import RowUpdates
 
-Updates = RowUpdates | GroupUpdates
+Updates = RowUpdates | GroupUpdates | BlockUpdates
 """What adapters add to a product."""
 
 MAX_ROWS = SUMS_WIDTH.value
@@ -339,6 +340,7 @@ def _with_updates(
         return plan, None
     if isinstance(updates, GroupUpdates):
         return replace(plan, added=True), updates.beside(plan.pdl)
+    assert isinstance(updates, RowUpdates)  # blocks are of more rows
     site = updates.site
     plan = replace(
         plan,

@@ -1,10 +1,11 @@
 """What adapters add to products: for each row x, B (A x) with the factors of the row's own adapter.
 
 Here rows are multiplied by the lower factors in a kernel before a product (`shrunk`); the end of the product
-adds the upper factors times that (`with_ranks`), or `add` does where the product is a library's. Each row
-reads its own adapter's factors and adds up in an order of its own, so its bits do not depend on what other
-rows have. In fast arithmetic more rows than a few are groups (`grouped_updates`), and many are multiplied
-by tiles (`_shrink_tiles`, `_with_tiles`).
+adds the upper factors times that (`with_ranks`), or `RowUpdates.add_to` does where it is a library's. Each
+row reads its own adapter's factors and adds up in an order of its own, so its bits do not depend on what
+other rows have. In fast arithmetic the rows of a step are put together by their adapters: few
+(`grouped_updates`) and many (`block_updates`). Many rows that are no step's, such as choices of experts, are
+multiplied by tiles here (`_shrink_tiles`, `_with_tiles`).
 """
 
 from __future__ import annotations
@@ -58,18 +59,31 @@ class SiteNumbers:
 
 @dataclass(frozen=True)
 class RowUpdates:
-    """Rows times their lower factors, float32 [m, parts, ranks], as far as the rank goes; and the slot of
-    each row, int32 [m].
+    """Rows [m, k] times their lower factors, float32 [m, parts, ranks], as far as the rank goes; and the slot
+    of each row, int32 [m]. `exact`: in exact arithmetic.
     """
 
     shrunk: torch.Tensor
     slots: torch.Tensor
     site: SiteNumbers
+    k: int
+    exact: bool
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """For kernels that add them."""
         return self.shrunk, self.slots, self.site.numbers, self.site.places, self.site.part_of
+
+    def add_to(self, made: torch.Tensor, pdl: bool) -> None:
+        """Adds the updates to the product's rows made [m, n], contiguous; in place, rounded once."""
+        m, n = made.shape
+        columns = math.gcd(n, _ADD_COLUMNS)  # so that none is beyond the last, and loads are wide
+        tiles = m > MANY and not self.exact and columns >= GRAIN.value
+        rows = _TILE if tiles else _ADD_ROWS
+        tile = {"ROWS": rows, "COLUMNS": columns, "TILES": tiles, "PDL": pdl}
+        sizes = {"K": self.k, "N": n} | self.site.sizes
+        options = {"num_warps": 4, "launch_pdl": pdl, "enable_fp_fusion": not self.exact}
+        _add[cdiv(m, rows), n // columns](made, *self.tensors, m, **sizes, **tile, **options)
 
 
 def shrunk(
@@ -91,20 +105,7 @@ def shrunk(
         lines = power_of_2(cdiv(k, FACTOR_LINE.value))
         tile = {"EACH": _EACH, "COLUMNS": min(_COLUMNS, power_of_2(k)), "LINES": lines, "PDL": pdl}
         _shrink_rows[site.parts * (site.ranks // _EACH), m](*args, **sizes, **tile, **options)
-    return RowUpdates(out, slots, site)
-
-
-def add(made: torch.Tensor, updates: RowUpdates, k: int, pdl: bool = False, exact: bool = False) -> None:
-    """Adds the updates of a product [n, k] to its rows made [m, n], contiguous; in place, rounded once."""
-    m, n = made.shape
-    columns = math.gcd(n, _ADD_COLUMNS)  # so that none is beyond the last, and loads are wide
-    tiles = m > MANY and not exact and columns >= GRAIN.value
-    rows = _TILE if tiles else _ADD_ROWS
-    tile = {"ROWS": rows, "COLUMNS": columns, "TILES": tiles, "PDL": pdl}
-    sizes = {"K": k, "N": n} | updates.site.sizes
-    options = {"num_warps": 4, "launch_pdl": pdl, "enable_fp_fusion": not exact}
-    grid = (cdiv(m, rows), n // columns)
-    _add[grid](made, *updates.tensors, m, **sizes, **tile, **options)
+    return RowUpdates(out, slots, site, k, exact)
 
 
 @kernel

@@ -163,7 +163,7 @@ class DeviceMachine(Machine[Projection]):
         """Behind the product, and launched behind all that was before."""
         assert head.numbers is not None
         exact = self.context.launch.exact
-        updates.add(logits, updates.shrunk(x, adapters, head.numbers, exact=exact), x.shape[1], exact=exact)
+        updates.shrunk(x, adapters, head.numbers, exact=exact).add_to(logits, False)
 
     def capped(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         return logits.div_(cap).tanh_().mul_(cap)

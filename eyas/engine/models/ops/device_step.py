@@ -20,9 +20,11 @@ from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_tiles import Table, measured
-from eyas.engine.kernels.products import exact_wide, grouped_updates, skinny, updates, vendor
+from eyas.engine.kernels.products import exact_wide, skinny, updates, vendor
+from eyas.engine.kernels.products.block_updates import AdapterBlocks
 from eyas.engine.kernels.products.blocks import NormedRows, widened
 from eyas.engine.kernels.products.blocks import Rows as ProductRows
+from eyas.engine.kernels.products.grouped_updates import MOST, AdapterGroups
 from eyas.engine.layers.rotary import Angles
 from eyas.engine.layers.rotary import tables as rotary_tables
 from eyas.engine.parallel.group import ProcessGroup
@@ -90,20 +92,20 @@ class LayerContext:
 @dataclass(frozen=True)
 class Forward:
     """State that every layer of one forward shares. `everyones`: the `kv_rows` of all sharers, rank after
-    rank. `groups`: of rows with one adapter, where products multiply those.
+    rank. `groups`: of rows with one adapter, where kernels multiply those together.
     """
 
     rows: ForwardRows
     context: LayerContext
     everyones: torch.Tensor | None = None
-    groups: grouped_updates.AdapterGroups | None = None
+    groups: AdapterGroups | AdapterBlocks | None = None
 
     @classmethod
     def of(cls, rows: ForwardRows, context: LayerContext, *, whole: bool = True) -> Forward:
         """A forward of these rows; of several sharers each has as many, unless it is not `whole`."""
-        grouped = updates.FEW < rows.count <= grouped_updates.MOST.value and not context.launch.exact
-        if rows.adapters is not None and grouped:
-            return cls(rows, context, groups=grouped_updates.AdapterGroups(rows.adapters))
+        if rows.adapters is not None and rows.count > updates.FEW and not context.launch.exact:
+            kind = AdapterGroups if rows.count <= MOST.value else AdapterBlocks
+            return cls(rows, context, groups=kind(rows.adapters))
         if context.sharers.ranks == 1 or not whole:
             return cls(rows, context)
         padding = ProcessGroup.exchanged(rows.count) - rows.count
@@ -123,7 +125,8 @@ class Forward:
         added = self.updates(x, weight)
         if added is None:
             return weight.apply(read, self.context.products, bias)
-        made = self._updated(weight.apply(read, self.context.products), weight, added)
+        made = weight.apply(read, self.context.products)
+        added.add_to(made, self.context.launch.pdl)
         return made if bias is None else made.add_(bias)
 
     def updates_any(self, weight: Projection) -> bool:
@@ -145,17 +148,8 @@ class Forward:
         assert self.rows.leaving is None  # adapters are those of all rows
         launch, read = self.context.launch, x.plain if isinstance(x, NormedRows) else widened(x)
         if self.groups is not None:
-            return grouped_updates.GroupUpdates(read, self.groups, weight.numbers)
+            return self.groups.updates(read, weight.numbers)
         return updates.shrunk(read, self.rows.adapters, weight.numbers, launch.pdl, launch.exact)
-
-    def _updated(self, made: torch.Tensor, weight: Projection, added: skinny.Updates) -> torch.Tensor:
-        """A product with what adapters add to it, in its place."""
-        launch = self.context.launch
-        if isinstance(added, updates.RowUpdates):
-            updates.add(made, added, weight.shape[1], launch.pdl, launch.exact)
-        else:
-            added.add_to(made, launch.pdl)
-        return made
 
     def updated_choices(
         self, made: torch.Tensor, x: torch.Tensor, weight: Projection, experts: torch.Tensor
@@ -171,8 +165,7 @@ class Forward:
         # Their updates are read as those of rows of so many adapters. Nothing is launched early: their places
         # are no kernel's of ours.
         places = weight.places_of(self.rows.adapters, experts)
-        added = updates.shrunk(every, places, weight.numbers, exact=exact)
-        updates.add(made, added, k, exact=exact)
+        updates.shrunk(every, places, weight.numbers, exact=exact).add_to(made, False)
         return made
 
     def updated_scores(self, made: torch.Tensor, x: torch.Tensor, weight: AdaptedProjection) -> torch.Tensor:
@@ -182,9 +175,9 @@ class Forward:
         if self.rows.adapters is None:
             return made
         assert weight.numbers is not None
-        exact, (n, k) = self.context.launch.exact, weight.site.shape
+        exact, n = self.context.launch.exact, weight.site.shape[0]
         own = made[:, :n].contiguous()
-        updates.add(own, updates.shrunk(x, self.rows.adapters, weight.numbers, exact=exact), k, exact=exact)
+        updates.shrunk(x, self.rows.adapters, weight.numbers, exact=exact).add_to(own, False)
         made[:, :n] = own
         return made
 
@@ -204,7 +197,9 @@ class Forward:
         made, added = weight.exact_shares(x, self.context.products, kind, span), self.updates(x, weight)
         if added is None:
             return made
-        return self._updated(exact_wide.total(made, added.site.numbers.dtype), weight, added)
+        made = exact_wide.total(made, added.site.numbers.dtype)
+        added.add_to(made, self.context.launch.pdl)
+        return made
 
 
 def product_float32(
