@@ -157,7 +157,7 @@ def replicas(peer_rank: int, peer_ranks: int, heads: int, our_ranks: int) -> lis
 
 @dataclass(frozen=True)
 class PagePart:
-    """What one of our ranks takes of every page of a peer's rank: `source` there, `target` here.
+    """The part of every page of a peer's rank that one of our ranks takes: `source` there, `target` here.
 
     `width`: bytes of each page that come; 0: whole pages do. `window`: the most pages that pass through
     staging together, at both ends. `there`, `here`: how many parts a slot takes.

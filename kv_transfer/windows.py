@@ -58,7 +58,7 @@ class LandingSlots(Protocol):
         ...
 
     def piece(self, slot: int, target: PageShare) -> bytes:
-        """What has come to a slot for a rank's pool."""
+        """The bytes that have come to a slot for a rank's pool."""
         ...
 
     def joined(self, pieces: Sequence[PagePiece]) -> bytes:

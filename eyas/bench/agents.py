@@ -51,7 +51,7 @@ def say(rng: random.Random, count: int) -> str:
 
 
 class _Session:
-    """What one session draws."""
+    """The draws of one session."""
 
     def __init__(self, rng: random.Random, context: int, most_turns: int | None, pace: float) -> None:
         self.rng = rng

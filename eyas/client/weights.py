@@ -1,5 +1,5 @@
-"""What a trainer gives servers: on their machine files of tensors in shared memory, and buffers of a GPU;
-from elsewhere tensors that a group's rank 0 broadcasts.
+"""Tensors that a trainer gives servers: on their machine files of tensors in shared memory, and buffers of a
+GPU; from elsewhere tensors that a group's rank 0 broadcasts.
 
 The first two become items of `serialized_named_tensors` (`/update_weights_from_tensor`). Tensors are torch's.
 """

@@ -223,7 +223,7 @@ def update_to_pb(source: WeightsSource, running: str) -> eyas_pb2.UpdateWeightsR
 
 
 def updated_from_pb(reply: eyas_pb2.UpdateWeightsResponse) -> WeightsUpdated:
-    """What came of it."""
+    """The outcome of an update of weights."""
     return WeightsUpdated(
         reply.version, reply.generation, reply.digest, reply.requests, reply.pause_s, tuple(reply.behind)
     )

@@ -84,8 +84,8 @@ class PageNames:
 
 
 def salt_of(text: str, adapter: str = "") -> bytes:
-    """What stands where a page before the first one would: a digest of all that decides what a page holds,
-    or who may share it, beside its tokens; b"" if nothing does.
+    """The name in place of a page before the first one: a digest of all that decides what a page holds, or
+    who may share it, beside its tokens; b"" if nothing does.
 
     `text`: the caller's salt. `adapter`: the id of the one that computes the page; both may be "".
     """

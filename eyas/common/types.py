@@ -267,7 +267,8 @@ class RankPages(msgspec.Struct, frozen=True):
 
 
 class PageShare(msgspec.Struct, frozen=True):
-    """What travels of every page of a rank: `heads` of its heads, from `first` on; 0: all of the page.
+    """The part of every page of a rank that travels: `heads` of its heads, from `first` on; 0: all of the
+    page.
 
     `on_device`: through slots in the memory of the rank's device, not the host's.
     """

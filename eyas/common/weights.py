@@ -1,4 +1,4 @@
-"""What gateways and workers say to each other of weights that change while a cluster serves.
+"""Messages of gateways and workers about weights that change while a cluster serves.
 
 An update has three steps on every worker. It is prepared: read, checked and rehearsed while the old weights
 serve. Then the worker is closed: it takes no new request, and those that it has end. At last it is committed,
@@ -23,7 +23,7 @@ JOIN_S = 120.0
 
 
 class Running(enum.StrEnum):
-    """What becomes of requests that run when new weights come."""
+    """How running requests go on when new weights come."""
 
     DRAIN = "drain"  # they are waited for
     ABORT = "abort"  # they fail

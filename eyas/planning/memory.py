@@ -1,4 +1,6 @@
-"""What a model takes of a worker's GPU: weights, KV, and states, as a worker counts them at its start."""
+"""The memory that a model takes of a worker's GPU: weights, KV, and states, as a worker counts them at its
+start.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,7 @@ class ModelMemory:
         )
 
     def lines(self, hardware: WorkerHardware, length: int) -> list[str]:
-        """What a reader is told. `hardware`: of `worker`; `length`: tokens of a sequence."""
+        """Lines for a reader. `hardware`: of `worker`; `length`: tokens of a sequence."""
         needs, whole = self.needs, hardware.held(length) * self.token_bytes
         kv = f"{self.token_bytes:,} bytes of KV for each token"
         if hardware.windows:

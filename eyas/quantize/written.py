@@ -1,4 +1,4 @@
-"""What of a folder is written anew: which matrices have fewer bits, and which stay as they were."""
+"""The tensors of a folder that are written anew: matrices of fewer bits, and others as they were."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a head drafts along the texts of a batch, and the loss that it learns by, whatever its kind."""
+"""The drafts of a head along the texts of a batch, and the loss that it learns by, whatever its kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training writes: its state, and draft heads as Hugging Face folders.
+"""The files that a training writes: its state, and draft heads as Hugging Face folders.
 
 From a run's state a killed run goes on. It is written whole or not at all, and refused by a run of other
 settings.

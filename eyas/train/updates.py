@@ -45,7 +45,7 @@ def learn_updates(head: DraftHead, rank: int) -> None:
 
 
 def updates_of(head: DraftHead) -> Iterator[tuple[str, LearntUpdate]]:
-    """What is learnt of each module, by its name."""
+    """The update that is learnt of each module, by its name."""
     for name, module in head.named_modules():
         if isinstance(module, LearntUpdate):
             yield name.removesuffix(".parametrizations.weight.0"), module

@@ -61,7 +61,7 @@ def _unwind(*_: object) -> NoReturn:
 
 
 def _pass_over(*_: object) -> None:
-    """What SIG_IGN would do, but that it makes an error of a signal that is on its way already."""
+    """Passes a signal over. SIG_IGN would make an error of one that is on its way already."""
 
 
 def _run(config: EngineConfig, link: EngineLink) -> None:

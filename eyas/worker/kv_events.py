@@ -1,4 +1,4 @@
-"""What a worker's prefix cache gets and loses, published for routers of others by ZMQ.
+"""Events of a worker's prefix cache, published for routers of others by ZMQ: pages that it gets and loses.
 
 The format is the one that vLLM publishes and that the routers of llm-d and Dynamo read: messages of a PUB
 socket have three frames, topic, number (8 bytes, big-endian) and, in msgpack, [time, [event, ..]]; an event
@@ -88,7 +88,7 @@ async def _send(answers: zmq.asyncio.Socket, parts: tuple[bytes, ...]) -> None:
 
 
 def events_of(said: CacheUpdate) -> list[KvEvent]:
-    """What an engine said, as events: pages that it lost first, then stretches of those that it got."""
+    """The events of an engine's message: pages that it lost first, then stretches of those that it got."""
     events: list[KvEvent] = []
     if said.dropped:
         events.append(BlockRemoved([_hash(name) for name in split(said.dropped)]))

@@ -61,8 +61,8 @@ class CallAnswer:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What answers say of their weights, once these have changed: {} before. Prompts of one call may be
-        answered by different ones: then all are named.
+        """The metadata of answers about their weights, once these have changed: {} before. Prompts of one
+        call may be answered by different ones: then all are named.
         """
         versions = dict.fromkeys(self.weight_versions)
         return {} if [*versions] == [FIRST_VERSION] else {"weight_version": ",".join(versions)}

@@ -1,4 +1,4 @@
-"""What an operator asks of the server by gRPC, as commands for the workers, and what they did as messages."""
+"""Commands of an operator by gRPC, for the workers, and their outcomes as messages."""
 
 from __future__ import annotations
 

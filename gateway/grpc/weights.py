@@ -74,7 +74,7 @@ def join_of(request: eyas_pb2.JoinWeightsGroupRequest) -> JoinGroup:
 
 
 def change_to_pb(change: WeightsChange) -> eyas_pb2.UpdateWeightsResponse:
-    """What came of it."""
+    """The outcome of a change, as a message."""
     return eyas_pb2.UpdateWeightsResponse(
         version=change.weights.version,
         generation=change.weights.generation,

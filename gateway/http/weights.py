@@ -47,7 +47,7 @@ MOST_INLINE = 15 * 2**20  # bytes of tensors in a body, as they travel to worker
 
 
 class UpdateBody(RequestBody):
-    """What all updates have."""
+    """The fields of all updates."""
 
     weight_version: str | None = Field(None, max_length=MOST_NAME)
     """The name of the new weights, which every answer tells; without: the number of the update."""

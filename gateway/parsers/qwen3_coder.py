@@ -44,7 +44,7 @@ _TAGS = {MARKERS: _tags(MARKERS, "\n"), SEED: _tags(SEED, "")}
 
 
 def reader(markers: tuple[str, str]) -> Callable[[ParsedText, ParsedOutput, Tools], Wait[None]]:
-    """What reads an answer to its end, by the markers of its calls. Any name may be called."""
+    """The reader of an answer to its end, by the markers of its calls. Any name may be called."""
 
     def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
         while marker := (yield from source.upto((*markers, FUNCTION, FUNCTION_END), out.content)):

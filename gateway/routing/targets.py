@@ -24,7 +24,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class WorkerAnswers(Generic[Answer]):
-    """What workers answered, and why others did not, by worker in the order in which they were named."""
+    """The answers of workers, and why others gave none, by worker in the order in which they were named."""
 
     answers: dict[str, Answer]
     failed: dict[str, EyasError]

@@ -294,7 +294,7 @@ class CudaDriver:
 
     @contextlib.contextmanager
     def _launched(self, road: _Road) -> Iterator[list[ctypes.c_void_p]]:
-        """What the `with` launches on the streams is over when this ends, however it does."""
+        """Waits at its end, however that comes, for what the `with` launches on the streams."""
         ends = road.ends.get()
         try:
             with road.launching:

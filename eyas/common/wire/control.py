@@ -1,4 +1,4 @@
-"""What an operator asks of engines beside requests, from a gateway to its workers and on to their engines.
+"""Commands of an operator to engines, beside requests: from a gateway to its workers and on to their engines.
 
 A command is carried out between two steps, once, and has one outcome. Carrying one out again changes nothing.
 """
@@ -14,7 +14,7 @@ from eyas.common.wire.message import TaggedMessage
 
 
 class PauseMode(enum.StrEnum):
-    """What becomes of the requests that an engine has when it pauses, by SGLang's names."""
+    """How an engine pauses, which is what becomes of its requests, by SGLang's names."""
 
     ABORT = "abort"  # each ends with the tokens that it has
     IN_PLACE = "in_place"  # they keep their KV and go on from there
@@ -78,7 +78,7 @@ class MovedMemory(msgspec.Struct, frozen=True):
 
 
 class ControlOutcome(msgspec.Struct, frozen=True):
-    """What a command did. `requests`: how many it ended, or sent back to the queue."""
+    """The outcome of a command. `requests`: how many it ended, or sent back to the queue."""
 
     requests: int = 0
     moved: tuple[MovedMemory, ...] = ()

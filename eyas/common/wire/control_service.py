@@ -56,7 +56,7 @@ class ControlClient:
         self._stub = control_pb2_grpc.ControlServiceStub(channel)
 
     async def control(self, command: ControlCommand) -> ControlOutcome:
-        """What the command did there.
+        """The outcome of the command there.
 
         Raises EyasError: Busy if requests run that it would disturb; Unavailable, DeadlineExceeded.
         """

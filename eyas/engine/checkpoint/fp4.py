@@ -138,7 +138,7 @@ def e2m1(packed: torch.Tensor, scales: torch.Tensor) -> PackedNumbers:
 
 
 def values(like: torch.Tensor) -> torch.Tensor:
-    """What each of the sixteen numbers stands for, on the device and in the type of `like`."""
+    """The values of the sixteen numbers, on the device and in the dtype of `like`."""
     return like.new_tensor((*E2M1, *(-value for value in E2M1)))
 
 

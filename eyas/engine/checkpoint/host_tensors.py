@@ -267,7 +267,7 @@ class SharedFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 def shared(file: HostFile) -> list[SharedFile]:
-    """What `mapped` makes the same file of, in another process, as long as this one has it."""
+    """A description by which `mapped` has the same file in another process, as long as this one has it."""
     return [
         SharedFile(
             part.path, {name: part.places[name] if isinstance(part, HostTensors) else None for name in names}
@@ -321,8 +321,8 @@ def read_files(paths: Iterable[Path], room: Room = HostTensors) -> HostTensors:
 def _runs(
     places: Mapping[str, TensorPlace], homes: Mapping[str, tuple[Path, int]]
 ) -> list[tuple[Path, int, int, int]]:
-    """What is read at once: a file, the first byte in it and in memory, and how many. Tensors that follow
-    each other in both are one run.
+    """The runs of bytes that are read at once: a file, the first byte in it and in memory, and how many.
+    Tensors that follow each other in both are one run.
     """
     runs: list[tuple[Path, int, int, int]] = []
     for name, place in places.items():
@@ -368,7 +368,7 @@ def _header(path: Path) -> Header:
 
 
 class _Stored(msgspec.Struct):
-    """What a header says of a tensor; `data_offsets`: its first byte behind the header and the next one's."""
+    """A header's entry of a tensor; `data_offsets`: its first byte behind the header and the next one's."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -71,15 +71,19 @@ class PackedConfig(QuantizedConfig, ABC):
 
     @abstractmethod
     def parts(self, shape: Shape, groups: int) -> Mapping[str, PackedPart]:
-        """What a matrix of that shape is stored as, by the ends of the names; `groups`: of a row."""
+        """The tensors as which a matrix of that shape is stored, by the ends of their names; `groups`: of a
+        row.
+        """
 
     @abstractmethod
     def read(self, parts: Mapping[str, torch.Tensor], shape: Shape, groups: int) -> PackedNumbers:
-        """What the parts hold. Raises ValueError that begins with a part's end, for numbers out of range."""
+        """The numbers that the parts hold. Raises ValueError that begins with a part's end, for numbers out
+        of range.
+        """
 
     @property
     def joint(self) -> str:
-        """What stands before an end in a stored tensor's name."""
+        """The text before an end in a stored tensor's name."""
         return "_" if self.of_experts else "."
 
     @property

@@ -36,7 +36,7 @@ class AnyProjection(ABC):
     @property
     @abstractmethod
     def matrix(self) -> SkinnyWeight | None:
-        """What products of few rows read, into which other work is fused; None: there are no such."""
+        """The matrix that products of few rows read, into which other work is fused; None: there is none."""
 
     @property
     def reads_plain(self) -> bool:
@@ -85,7 +85,7 @@ class Projection(AnyProjection):
 
     @property
     def of_experts(self) -> ExpertWeight:
-        """What kernels of experts read, [experts, n, k]."""
+        """The weights that kernels of experts read, [experts, n, k]."""
         return self.weight
 
     @property

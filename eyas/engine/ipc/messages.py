@@ -220,7 +220,7 @@ class FlushCache(TaggedMessage, frozen=True):
 
 
 class ControlEngine(TaggedMessage, frozen=True):
-    """What an operator asks, carried out between two steps. The answer is one `EngineControlled`."""
+    """A command of an operator, carried out between two steps. The answer is one `EngineControlled`."""
 
     call: int
     command: ControlCommand

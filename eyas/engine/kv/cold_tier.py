@@ -143,7 +143,7 @@ class ColdTier:
 
     @property
     def trouble(self) -> str:
-        """What is wrong with stores now, as sentences; "": nothing."""
+        """The faults of stores now, as sentences; "": none."""
         now = time.monotonic()
         faults = [rest.reason for rest in list(self._rests.values()) if rest.until > now]
         slow = (store for store in self._stores if not self._is_quick(store))

@@ -105,7 +105,7 @@ class PagesByHeads:
         yield from places.items()
 
     def _row(self, slot: int, share: PageShare) -> torch.Tensor:
-        """What a share has of a slot: uint8 [pages of a slot, bytes of a part]."""
+        """A share's part of a slot: uint8 [pages of a slot, bytes of a part]."""
         assert self._states is not None
         width = self.part_bytes(share)
         row: torch.Tensor = self._states.read(slot, share, self._slot * width).view(-1, width)

@@ -110,7 +110,7 @@ class PageStaging:
         self._submit(share, lambda: self._copy_in(share, slots, pages), then)
 
     def piece(self, slot: int, share: PageShare) -> bytes:
-        """What stands in a slot of a rank."""
+        """The bytes in a slot of a rank."""
         return bytes(self._piece(slot, share).cpu().numpy())
 
     def joined(self, pieces: Sequence[PagePiece]) -> bytes:
@@ -266,7 +266,7 @@ class StagingInlet:
         self.staging.copy_in(slots, pages, then, target)
 
     def piece(self, slot: int, target: PageShare) -> bytes:
-        """What has come to a slot for a rank's pool."""
+        """The bytes that have come to a slot for a rank's pool."""
         return self.staging.piece(slot, target)
 
     def joined(self, pieces: Sequence[PagePiece]) -> bytes:

@@ -1,4 +1,4 @@
-"""What stands between gate and up of a feed-forward, by name: a line here is all that a new one needs.
+"""Activations between gate and up of a feed-forward, by name: a line here is all that a new one needs.
 
 None uses F.silu, F.softplus or F.gelu: their vector bodies and scalar tails round differently, so a value's
 bits would depend on where in the tensor it stands. exp, log1p, products and quotients do not have that fault.

@@ -96,9 +96,7 @@ def head_order(rope: RopeConfig, head_dim: int, adjacent: bool = False) -> torch
 
 
 def temperatures(temper: Temper, length: int) -> torch.Tensor:
-    """What queries are multiplied by at every position below `length` and at those of drafts just beyond,
-    float32.
-    """
+    """The factor of queries at every position below `length` and at those of drafts just beyond, float32."""
     spans = (torch.arange(length + BEYOND, dtype=torch.float64) + temper.first).div(temper.span).floor_()
     return spans.add_(1.0).log_().mul_(temper.scale).add_(1.0).float()
 

@@ -150,7 +150,7 @@ def prompts_of(loaded: EngineSpec) -> PromptPlan | None:
 
 
 def _flashinfer(heads: int, shape: PoolShape, scale: float) -> Callable[[], PlannedAttention]:
-    """What begins to build FA3. Raises ConfigError if flashinfer is not installed."""
+    """The function that begins to build FA3. Raises ConfigError if flashinfer is not installed."""
     try:
         from eyas.engine.attention.flashinfer_backend import Fa3Build, PrefillAttention
     except ImportError as error:

@@ -1,5 +1,5 @@
-"""What a GPU's engine needs soon after it is imported, made while it is: importing takes the interpreter, and
-leaves the GPU and other processors idle.
+"""Preparations of a GPU's engine that run while it is imported: importing takes the interpreter, and leaves
+the GPU and other processors idle.
 
 This module loads without torch.
 """

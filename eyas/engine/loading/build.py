@@ -397,7 +397,7 @@ def _parts(loaded: EngineSpec, core: _StepCore) -> EngineParts:
 
 
 def _balance(model: DecoderModel[Any], leader: RankLeader | None) -> ExpertBalance | None:
-    """What keeps ranks' experts busy alike, if these may have replicas."""
+    """The balance of ranks' experts, if these may have replicas."""
     own = RankSpread.of(model)
     return None if own is None or leader is None else ExpertBalance(LeaderSpread(own, leader))
 

@@ -195,7 +195,7 @@ def build_device(
 
 
 def _movable(state: DeviceState, leader: RankLeader | None) -> dict[MemoryTag, tuple[MovableMemory, ...]]:
-    """What can leave, on all ranks. Weights of a CPU stay, since they are in the host's memory."""
+    """The memory that can leave, on all ranks. Weights of a CPU stay, since they are in the host's memory."""
     parts: list[MovableMemory] = state.movable
     if leader is not None:
         parts = [LeaderMemory(own, leader, number) for number, own in enumerate(parts)]

@@ -41,7 +41,7 @@ def main(loaded: EngineSpec, rank_info: RankInfo, channel: RankChannel) -> None:
 
 
 def _of_weights(rank: WarmRank, channel: RankChannel) -> RankCalls:
-    """What this rank does with new weights, if its model takes some."""
+    """This rank's calls about new weights, if its model takes some."""
     executor, loaded = rank.executor, rank.loaded
     model = executor.state.model
     if not isinstance(model, Decoder):
@@ -51,7 +51,7 @@ def _of_weights(rank: WarmRank, channel: RankChannel) -> RankCalls:
 
 
 def _of_adapters(executor: StepExecutor, channel: RankChannel) -> RankCalls:
-    """What this rank does with adapters, if its model has slots for some."""
+    """This rank's calls about adapters, if its model has slots for some."""
     own = executor.state.adapters
     return {} if own is None else FollowerAdapters(own, channel, executor.wait).calls
 

@@ -104,12 +104,12 @@ class EngineSpec:
 
     @property
     def adapted(self) -> Adapted:
-        """What adapters may update."""
+        """The matrices that adapters may update."""
         return Adapted.of(self.config.max_loras, self.config.lora_experts)
 
     @property
     def head_adapted(self) -> Adapted:
-        """What of a draft head that runs here adapters may update."""
+        """The matrices that adapters may update of a draft head that runs here."""
         head = self.head if self.drafts_here and not self.config.only_drafts else None
         return self.adapted if head is not None and head.algorithm in TAKING_UPDATES else Adapted.NOTHING
 

@@ -99,7 +99,7 @@ class WeightBlocks:
 
 
 class WeightMemory:
-    """What torch allocates within `filling` comes from blocks, for as long as this lives."""
+    """Memory of weights: what torch allocates within `filling` comes from its blocks, as long as it lives."""
 
     def __init__(self, driver: GpuDriver, device: torch.device) -> None:
         self._blocks = blocks = WeightBlocks(driver, device)

@@ -93,7 +93,7 @@ class WeightSources:
                 return self._received(source)
 
     def _received(self, source: GroupSource) -> HostTensors:
-        """What rank 0 broadcasts. Raises InvalidRequest if the group is not there, or breaks."""
+        """The tensors that rank 0 broadcasts. Raises InvalidRequest if the group is not there, or breaks."""
         group = self._groups.get(source.group)
         if group is None:
             text = f"this worker is not in the group {source.group!r} (/init_weights_update_group)"

@@ -1,4 +1,4 @@
-"""What an operator asks of an engine beside requests: pauses, and memory that leaves and comes back.
+"""Commands of an operator to an engine, beside requests: pauses, and memory that leaves and comes back.
 
 Commands are carried out in order, one at a time, between two steps. Memory moves on a thread of its own, so
 that the loop goes on and says that it is alive; no step runs meanwhile. Requests that come while the engine

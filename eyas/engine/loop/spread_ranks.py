@@ -109,7 +109,7 @@ class LeaderSpread:
 
 
 def spread_calls(own: RankSpread | None, group: ProcessGroup) -> RankCalls:
-    """What a rank above 0 does with its experts, by the kinds of calls."""
+    """The calls by which a rank above 0 moves its experts, by kind."""
     if own is None:
         return {}
 

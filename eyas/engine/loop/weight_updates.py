@@ -293,7 +293,7 @@ class WeightUpdates:
             self.requests.abort_begun()
 
     def _tidy(self) -> None:
-        """What was prepared goes, since nothing has followed: others may take as long to prepare theirs."""
+        """Drops what was prepared, since nothing has followed: others may take as long to prepare theirs."""
         if not self._preparing:
             self._quiet_from = None
             self._forget()

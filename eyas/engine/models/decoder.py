@@ -210,7 +210,9 @@ def _tap(
 
 
 def _positions(config: ModelConfig, weights: WeightSource) -> torch.Tensor:
-    """What is added to the embedding at each position, zeros beyond the last; one rank alone adds it."""
+    """The vectors that are added to the embedding at each position, zeros beyond the last; one rank alone
+    adds them.
+    """
     stored = weights.take(POSITIONS, (config.positions, config.hidden_size))[config.position_offset :]
     table = torch.nn.functional.pad(stored, (0, 0, 0, BEYOND))
     return torch.zeros_like(table) if weights.placement.rank else table

@@ -58,7 +58,7 @@ class ExpertsApart(Generic[ProjectionT]):
         return self._mixture.part
 
     def inner(self, residual: Any, ops: Ops[Any, Any, Any]) -> tuple[Any, Any]:
-        """What the feed-forward makes up to its last product, and which experts read what; the residual."""
+        """The input of the feed-forward's last product, and which experts read what; the residual."""
         dense, residual = self._dense.inner(residual, ops)
         read, residual = ops.norm(residual, self._mixture.norm)
         judged, residual = ops.norm(residual, self._judged)

@@ -56,7 +56,7 @@ def gate_of(spec: FeedForwardSpec, down: AnyProjection) -> GateActivation | None
 
 
 def activation_of(blocks: Blocks[Any], spec: FeedForwardSpec, prefix: str) -> Inner:
-    """What stands between the products of a feed-forward, whose own numbers of it are below `prefix`."""
+    """The activation between the products of a feed-forward, whose own numbers of it are below `prefix`."""
     if spec.gated:
         return behind_a_gate(ACTIVATIONS[spec.activation])
     if spec.activation != "xielu":
@@ -97,7 +97,7 @@ class GatedFeedForward(Generic[ProjectionT]):
         self._down = replace(self._down, gain=gain_left(norm))
 
     def inner(self, residual: Any, ops: Ops[Any, Any, Any]) -> tuple[Any, Any]:
-        """What it makes of the residual up to its last product; and the residual."""
+        """The input of its last product, made of the residual; and the residual."""
         read, residual = ops.norm(residual, self.norm)
         return ops.gated(read, self._gated), residual
 
@@ -213,7 +213,7 @@ def _router(
 
 
 def _spares(router: RouterPart, every: list[str]) -> list[str | None]:
-    """What stands before the tensors of the experts in this rank's spare slots; None: one is empty."""
+    """The prefixes of the tensors of the experts in this rank's spare slots; None: one is empty."""
     if router.places is None:
         return []
     return [None if expert == NONE else every[expert] for expert in router.places.spares]

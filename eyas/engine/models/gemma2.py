@@ -71,6 +71,6 @@ def decoder(raw: values.Raw, folder: Path, attentions: list[AttentionSpec]) -> M
 
 
 def activation(raw: values.Raw) -> str:
-    """What `hidden_activation` names, as it stands there."""
+    """The activation that `hidden_activation` names, as it stands there."""
     stated = raw.get("hidden_activation")
     return "gelu_pytorch_tanh" if stated is None else stated

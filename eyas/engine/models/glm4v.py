@@ -42,7 +42,7 @@ WITH_EXPERTS = {
 
 
 def describe(raw: values.Raw, folder: Path) -> ModelConfig:
-    """What its `text_config` is by its `model_type`, or by the architecture."""
+    """The model that its `text_config` describes, by its `model_type` or by the architecture."""
     raw, kind = keys.tied_in_either(raw), values.section(raw, "text_config").get("model_type")
     experts = kind == "glm4v_moe_text" or raw["architectures"][0] == "Glm4vMoeForConditionalGeneration"
     if experts:

@@ -61,7 +61,7 @@ class FeedForward(Protocol):
         """Its weights."""
 
     def inner(self, residual: Any, ops: Any) -> tuple[Any, Any]:
-        """What it makes of the residual up to its last product; and the residual, which may be passed on."""
+        """The input of its last product, made of the residual; and the residual, which may be passed on."""
 
     def add(self, residual: Any, inner: Any, ops: Any) -> Any:
         """The residual with the last product of what `inner` gave added."""
@@ -280,7 +280,7 @@ def _added(residual: Any, attended: list[tuple[torch.Tensor, OutPart[Any]]], ops
 def _mixers(
     blocks: Blocks[ProjectionT], spec: LayerSpec, prefix: str, gain: Gain | None
 ) -> Iterator[tuple[Mixer, OutPart[ProjectionT]]]:
-    """What is over other rows, and the ways back."""
+    """Mixers over other rows, and the ways back."""
     if spec.delta is not None:
         yield _state(blocks, spec.delta, f"{prefix}.linear_attn", gain)
     if spec.attends:

@@ -100,7 +100,7 @@ class SpreadExperts:
         return [*self._layers.values()]
 
     def moves(self, layer: int, replicas: Replicas) -> list[list[ReplicaMove]]:
-        """What must be copied before a layer can have these replicas, turn by turn; in each a rank gets one
+        """The copies to be made before a layer can have these replicas, turn by turn; in each a rank gets one
         at most.
         """
         turns = defaultdict[int, list[ReplicaMove]](list)

@@ -84,7 +84,7 @@ class ExpertSlots:
 
 
 def rank_loads(loads: Loads, slots: ExpertSlots, replicas: Replicas) -> Loads:
-    """What each rank does, [ranks], if rows choose experts as often as `loads` [experts] says."""
+    """The load of each rank, [ranks], if rows choose experts as often as `loads` [experts] says."""
     done = np.zeros(slots.ranks)
     for load, copies in zip(loads, slots.copies(replicas), strict=True):
         for slot in copies:
@@ -93,7 +93,7 @@ def rank_loads(loads: Loads, slots: ExpertSlots, replicas: Replicas) -> Loads:
 
 
 def unevenness(loads: Loads, slots: ExpertSlots, replicas: Replicas) -> float:
-    """What the busiest rank does, over the mean: 1.0 is even. Nothing to do is even, too."""
+    """The load of the busiest rank over the mean: 1.0 is even. Nothing to do is even, too."""
     done = rank_loads(loads, slots, replicas)
     return float(done.max() / done.mean()) if done.any() else 1.0
 

@@ -187,7 +187,7 @@ class RankFollowers:
         return number
 
     def answers(self, number: int, wait_s: float, beat: Callable[[], None] = lambda: None) -> list[bytes]:
-        """What every follower answers, rank 1's first. `beat` is called meanwhile.
+        """The answer of every follower, rank 1's first. `beat` is called meanwhile.
 
         Raises EngineError if one has ended, or does not answer within `wait_s`.
         """

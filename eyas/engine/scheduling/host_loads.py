@@ -112,7 +112,7 @@ class HostLoads:
         return self.tier.untold
 
     def news(self, most: int) -> tuple[bytes, bytes]:
-        """What came to the host and left it, as `HostTier.news`."""
+        """The pages that came to the host and left it; see `HostTier.news`."""
         return self.tier.news(most)
 
     @property

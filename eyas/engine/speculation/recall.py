@@ -60,7 +60,7 @@ def _tenant(seq: Sequence) -> tuple[str, bytes]:
 
 
 def _left(seq: Sequence) -> tuple[int, ...]:
-    """What is left of its continuation; nothing if it went on otherwise."""
+    """The rest of its continuation; nothing if it went on otherwise."""
     if (continuation := seq.continuation) is None:
         return ()
     since = tuple(seq.tokens(continuation.base, len(seq)))

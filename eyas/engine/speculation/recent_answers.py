@@ -106,8 +106,8 @@ class RecentAnswers:
         return number
 
     def look_up(self, tenant: Hashable, ids: SequenceOf[int]) -> AnswerMatch | None:
-        """What followed the longest end of `ids` in answers of `tenant`: at most `MOST_TOKENS` tokens, of
-        each place the one with which most of the remaining places go on, the newest of two.
+        """The tokens that followed the longest end of `ids` in answers of `tenant`: at most `MOST_TOKENS`
+        tokens, of each place the one with which most of the remaining places go on, the newest of two.
 
         Of the newest `PLACES` places behind the longest of `GRAMS` that has any.
         """

@@ -51,8 +51,8 @@ class DeltaState(NamedTuple):
 
 
 class MovingRows(NamedTuple):
-    """What n rows move states by: queries and keys [n, value heads, key size, 1], values [n, value heads,
-    value size]; and decays and factors, with sides of 1 where they are the same for all.
+    """The terms by which n rows move states: queries and keys [n, value heads, key size, 1], values [n, value
+    heads, value size]; and decays and factors, with sides of 1 where they are the same for all.
     """
 
     q: torch.Tensor
@@ -78,7 +78,7 @@ class DeltaRule:
     def run(
         self, start: DeltaState, rows: DeltaRows, parents: Sequence[int], at: Sequence[int] | None = None
     ) -> torch.Tensor:
-        """What each row reads, float32 [n, value heads, value size], or those `at` these numbers alone.
+        """The reading of each row, float32 [n, value heads, value size], or those `at` these numbers alone.
 
         `parents[i]`: the row before row i on its path, a lower number; or -1 - s: it is the first row behind
         state s.
@@ -103,8 +103,8 @@ class DeltaRule:
         at: Sequence[int],
         behind: Sequence[int] = (),
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """What rows `at` these numbers read, as of `run`, and the states behind rows `behind` these, each
-        float32 [*shape.state].
+        """The readings of rows `at` these numbers, as in `run`, and the states behind rows `behind` these,
+        each float32 [*shape.state].
         """
         levels = _levels(parents)
         order = [row for level in levels for row in level]
@@ -131,7 +131,7 @@ class DeltaRule:
         return reads[some], [states[row] for row in behind]
 
     def _moving(self, start: DeltaState, rows: DeltaRows, parents: Sequence[int]) -> MovingRows:
-        """What each row moves its state by."""
+        """The terms by which each row moves its state."""
         q, k, v = self._heads(self._activated(start, rows, parents))
         decay = rows.decay.exp().unflatten(1, (self.shape.value_heads, -1))[..., None]
         return MovingRows(q[..., None], k[..., None], v, decay, rows.beta[..., None])

@@ -46,7 +46,7 @@ class DeltaShape:
 
     @property
     def kind(self) -> str:
-        """What it is, in a few words."""
+        """The kind of layer, in a few words."""
         return "a state of the gated delta rule" + f", reaching {self.reach:g}," * (self.reach != 1.0)
 
     @property
@@ -155,7 +155,7 @@ class ChannelShape(DeltaShape):
 
     @property
     def kind(self) -> str:
-        """What it is, in a few words."""
+        """The kind of layer, in a few words."""
         return "a state of Kimi Delta Attention"
 
     @property
@@ -191,7 +191,7 @@ class SpaceShape(DeltaShape):
 
     @property
     def kind(self) -> str:
-        """What it is, in a few words."""
+        """The kind of layer, in a few words."""
         return "a state of Mamba-2"
 
     @property
@@ -234,7 +234,7 @@ class ConvolutionShape(UngatedShape):
 
     @property
     def kind(self) -> str:
-        """What it is, in a few words."""
+        """The kind of layer, in a few words."""
         return "short convolutions"
 
     def weights(self, hidden: int) -> int:
@@ -263,7 +263,7 @@ class SelectiveShape(UngatedShape):
 
     @property
     def kind(self) -> str:
-        """What it is, in a few words."""
+        """The kind of layer, in a few words."""
         return "a state of Mamba (1)"
 
     def weights(self, hidden: int) -> int:

@@ -56,7 +56,7 @@ class PEagleHead(Eagle3Head, MaskedHead):
         self.register_buffer("mask_embedding", ends.embedding[mask_token(shape)].clone(), persistent=False)
 
     def mask_state(self) -> Tensor:
-        """What `fc` makes of the learnt streams."""
+        """The mask's state: `fc` of the learnt streams."""
         state: Tensor = self.fc(self.mask_hidden)
         return state
 

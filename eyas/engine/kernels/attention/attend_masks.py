@@ -1,4 +1,4 @@
-"""What each of a sequence's few query rows sees of its keys: of a chain, or of a tree by its mask."""
+"""Masks of a sequence's few query rows: the keys that each sees, in a chain, or in a tree by its mask."""
 
 from __future__ import annotations
 

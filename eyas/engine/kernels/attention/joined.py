@@ -1,4 +1,4 @@
-"""What attention by dense kernels needs around it: rows of pages side by side, and parts of keys made one."""
+"""Work around attention by dense kernels: rows of pages side by side, and parts of keys made one."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class _PrefillLayout:
 
     @property
     def cache_key(self) -> str:
-        """What Triton keeps compiled kernels by; of itself it would not see other numbers below."""
+        """The key by which Triton keeps compiled kernels; of itself it would not see other numbers below."""
         return f"{self} {self.least} {self.slice}"
 
     @property

@@ -50,7 +50,7 @@ def _pages(tables: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor, page
 def before(
     gave: torch.Tensor, source: torch.Tensor, states: torch.Tensor, stage: int, pdl: bool = False
 ) -> torch.Tensor:
-    """What the row before each gave at a stage, [m, width]; zeros: there is none.
+    """The output of the row before each one at a stage, [m, width]; zeros: there is none.
 
     gave [m, width]: what the rows gave there. source int32 [m], as of `sources`; kept [pages, stages, width].
     """

@@ -53,7 +53,7 @@ class RoundBatch:
 
 @dataclass(frozen=True)
 class RoundRows:
-    """What a forward reads of R = B * W rows, all int32: `tokens`, `positions`, `kv_rows` [R], `starts` [B].
+    """Inputs of a forward of R = B * W rows, all int32: `tokens`, `positions`, `kv_rows` [R], `starts` [B].
 
     Row j of sequence b is logical row starts[b] + j, and row b * W + j here. `kv_rows` are physical rows,
     page * page_size + slot; -1: an empty row, which writes nothing; its token and position are 0.

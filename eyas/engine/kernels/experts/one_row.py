@@ -46,7 +46,7 @@ class JudgedRow:
     choice: RowChoice
 
     def order(self, rows: int) -> OneRow:
-        """What products walk, by tiles of `rows` rows."""
+        """The tiles of `rows` rows that products walk, in their order."""
         return OneRow(self.logits, rows, self.choice)
 
 

@@ -59,7 +59,8 @@ class ExpertCopies:
 
 @dataclass(frozen=True)
 class Router:
-    """What becomes of logits. `correction`: float32 [experts]; `bias`, of the logits, as wide or wider.
+    """The rule by which logits choose experts. `correction`: float32 [experts]; `bias`, of the logits, as
+    wide or wider.
 
     `shared`: every row also takes, last, the expert behind the router's; with weight 1, or, where its spec
     has a `shared_share`, with the sigmoid of the logit behind the experts'.

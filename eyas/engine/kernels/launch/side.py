@@ -25,7 +25,7 @@ class SideStream:
             work()
 
     def join(self) -> None:
-        """What is launched from now on waits for it, if it was begun."""
+        """Has later launches wait for the side stream, if it was begun."""
         if self._stream is not None and self.begun:
             torch.cuda.current_stream().wait_stream(self._stream)
         self.begun = False

@@ -33,7 +33,7 @@ class PackedWeight(ABC):
     @property
     @abstractmethod
     def step(self) -> PackedStep:
-        """What a product takes of a row at a time."""
+        """The part of a row that a product takes at a time."""
 
     @property
     @abstractmethod
@@ -43,7 +43,7 @@ class PackedWeight(ABC):
     @property
     @abstractmethod
     def beside(self) -> torch.Tensor | None:
-        """What kernels read beside words and scales, if anything."""
+        """The tensors that kernels read beside words and scales."""
 
     def is_exact(self, stretches: int) -> bool:
         """True if a product that sums k in that many stretches gives the sums of the widened matrix."""

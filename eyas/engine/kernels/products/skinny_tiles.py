@@ -58,8 +58,8 @@ class ProductTile:
 
 @dataclass(frozen=True)
 class PackedStep:
-    """What a product of packed numbers takes of a row at a time: `unit` words of `parts` numbers and `size`
-    bytes each. `form`: the format; "" and no unit: numbers are not packed.
+    """The part of a row that a product of packed numbers takes at a time: `unit` words of `parts` numbers and
+    `size` bytes each. `form`: the format; "" and no unit: numbers are not packed.
     """
 
     form: str = ""

@@ -1,4 +1,6 @@
-"""What a few rows need of their ancestors before they read a state: all that follows from gates and keys."""
+"""Terms that a few rows take from their ancestors before they read a state: all that follows from gates and
+keys.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands around the rule: the gates that rows have, and the norm and the gate of what heads read.
+"""Gates around the rule: those of rows, and the norm and the gate of what heads read.
 
 One program per row, and every sum stays within one head: a row's bits depend on that row alone.
 """

@@ -42,7 +42,7 @@ STEP = tl.constexpr(16)
 
 @dataclass(frozen=True)
 class SolvedRows:
-    """What kernels keep of the rows in one layer's ring, row r of a slot in place r % ring; see above.
+    """Rows as kernels keep them in one layer's ring, row r of a slot in place r % ring; see above.
 
     keys [slots, ring, key heads, key size], as the rule reads them; added and misses [slots, ring, value
     heads, value size]: all three of the rows' dtype; solved float32 [slots, ring, value heads, SPAN]; sums
@@ -132,7 +132,7 @@ class DeltaLayout:
 
     @property
     def cache_key(self) -> str:
-        """What Triton keeps compiled kernels by; of itself it would not see other numbers below."""
+        """The key by which Triton keeps compiled kernels; of itself it would not see other numbers below."""
         made = (self.slice, self.tile, self.factors, self.scale, self.inputs, self.values, self.blocks)
         return f"{self} {made}"
 

@@ -1,4 +1,4 @@
-"""What stands before the rule, over a prompt's chunks: the convolution, silu, the norm of queries and keys.
+"""Work before the rule, over a prompt's chunks: the convolution, silu, the norm of queries and keys.
 
 A thread goes down `_EACH` rows, so that each input is read once and not once per tap of the filter. Rows that
 came before this forward are read from the ring and the tail, row by row, where a chunk begins among them.

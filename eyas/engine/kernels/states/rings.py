@@ -1,4 +1,4 @@
-"""What kernels keep of the rows in all layers' rings: its memory, and slots that are new.
+"""The memory of rows in all layers' rings, and slots that are new.
 
 A slot that came from elsewhere, or is a copy, has the rows that the specification knows; what follows from
 these is made again before the first step that reads it.

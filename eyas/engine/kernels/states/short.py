@@ -59,7 +59,7 @@ def convolve(
     groups: StateGroups,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """What rows read, [m, columns], of the inputs' dtype; zeros in rows that no sequence has.
+    """The convolved rows, [m, columns], of the inputs' dtype; zeros in rows that no sequence has.
 
     inputs [m, columns], rows of any stride: of the rows of every group.
     """

@@ -163,7 +163,7 @@ class DiskStore:
 
 
 def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
-    """What a folder holds; nothing if it is gone, or is none."""
+    """The entries of a folder; none if it is gone, or is no folder."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         return list(entries)
     return []

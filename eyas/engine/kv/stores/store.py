@@ -43,7 +43,7 @@ class PageStore(Protocol):
 
 
 def seal(key: bytes, parts: Parts) -> bytes:
-    """What stands before a page's bytes in a store: SEAL_BYTES."""
+    """The seal before a page's bytes in a store: SEAL_BYTES."""
     return _SEAL.pack(_MAGIC, _digest(key, parts))
 
 

@@ -30,7 +30,7 @@ class _Current:
 
 @dataclass
 class PagedLayer:
-    """What one module attends by. `number`: of its layer in the pool."""
+    """The attention of one module. `number`: of its layer in the pool."""
 
     number: int
     spec: AttentionSpec

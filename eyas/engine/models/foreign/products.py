@@ -37,8 +37,8 @@ class ProductsInBlocks(TorchFunctionMode):
 
 
 def row_by_row(device: str) -> contextlib.AbstractContextManager[Any]:
-    """What a foreign model's code runs in on that device: there a row's bits are its own, as far as Eyas has
-    a way to see to it.
+    """The context of a foreign model's code on that device: there a row's bits are its own, as far as Eyas
+    has a way to see to it.
     """
     return ProductsInBlocks() if device == "cpu" else contextlib.nullcontext()
 

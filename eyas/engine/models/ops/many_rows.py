@@ -46,7 +46,9 @@ class WideRows:
 
 
 class WideRead:
-    """What products read of a residual, by a norm if there is one: made when the first of them reads it."""
+    """The rows that products read of a residual, by a norm if there is one: made when the first of them reads
+    them.
+    """
 
     def __init__(self, residual: WideRows, norm: row_kernels.NormInput | None, pdl: bool) -> None:
         self._residual, self._whole, self._pdl = residual, residual.x, pdl

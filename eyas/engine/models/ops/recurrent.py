@@ -1,4 +1,4 @@
-"""What stands before and behind the state of a layer that has one, in primitive torch operations."""
+"""Operations before and behind the state of a layer that has one, in primitive torch."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def gates(numbers: Sequence[torch.Tensor], part: DeltaPart[Any]) -> torch.Tensor
 
 
 def gated(made: torch.Tensor, gate: torch.Tensor, part: DeltaPart[Any], eps: float) -> torch.Tensor:
-    """What heads have read, made [m, values], normed, and times the silu of `gate` [m, values], before or
-    after that.
+    """The rows that heads have read, made [m, values], normed, and times the silu of `gate` [m, values],
+    before or after that.
     """
     shape, wide = part.rule.shape, gate.float()
     weights = wide.neg().exp_().add_(1.0).reciprocal_().mul_(wide)
