@@ -55,6 +55,9 @@ class Mxfp4Experts(PackedConfig):
     def read(self, parts: Mapping[str, torch.Tensor], shape: Shape, groups: int) -> PackedNumbers:
         return e2m1(parts["blocks"].flatten(1), powers(parts["scales"]))
 
+    def bytes_of_32(self, experts: bool, exact: bool) -> int | None:
+        return 17 if experts and not exact else None
+
     def __str__(self) -> str:
         return "MXFP4 of experts"
 
@@ -91,6 +94,9 @@ class Mxfp4Matrices(Fp4Matrices):
     def read(self, parts: Mapping[str, torch.Tensor], shape: Shape, groups: int) -> PackedNumbers:
         return e2m1(parts["weight_packed"], powers(parts["weight_scale"]))
 
+    def bytes_of_32(self, experts: bool, exact: bool) -> int | None:
+        return None if exact else 17
+
     def __str__(self) -> str:
         return "MXFP4"
 
@@ -117,6 +123,9 @@ class Nvfp4Matrices(Fp4Matrices):
         scales = parts["weight_scale"].float()
         made = e2m1(parts[self.numbers], scales / whole if self.divides else scales * whole)
         return replace(made, factor=whole.reciprocal() if self.divides else whole)
+
+    def bytes_of_32(self, experts: bool, exact: bool) -> int | None:
+        return None if exact else 18
 
     def __str__(self) -> str:
         return "NVFP4"

@@ -49,9 +49,8 @@ class PackedConfig(QuantizedConfig, ABC):
     `ends`: what the parts of a matrix are called in the place of "weight", the first of them one that no
     other matrix has. Those that `parts` leaves out are not read. `of_experts`: a matrix is one for each
     expert, [experts, k, n], seen under its module's name; an end has "_" before it, and `read` is given the
-    parts of an expert. `integers`: numbers are whole ones, from 0 on, which a GPU's products read as they are
-    if they have four bits. `tells`: the ends of parts of which one is there, whose bytes say the shape, where
-    the parts' shapes do not.
+    parts of an expert. `integers`: numbers are whole ones, from 0 on. `tells`: the ends of parts of which one
+    is there, whose bytes say the shape, where the parts' shapes do not.
     """
 
     ends: ClassVar[tuple[str, ...]]
@@ -80,6 +79,22 @@ class PackedConfig(QuantizedConfig, ABC):
         """The numbers that the parts hold. Raises ValueError that begins with a part's end, for numbers out
         of range.
         """
+
+    @property
+    def by_activations(self) -> bool:
+        """True if a row's columns are in groups in an order of their own."""
+        return False
+
+    def bytes_of_32(self, experts: bool, exact: bool) -> int | None:
+        """Bytes of 32 numbers of layers, or of their experts, on a GPU whose products read them packed; None:
+        they are widened. `exact`: in exact arithmetic.
+        """
+        if not self.integers or (experts and self.by_activations):
+            return None
+        if self.bits == 8:
+            return None if exact else 32
+        widened = self.bits != 4 or (exact and (experts or self.by_activations))
+        return None if widened else 16
 
     @property
     def joint(self) -> str:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from eyas.common.config import EngineConfig
 from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.folder import stored_tensors
-from eyas.engine.checkpoint.fp4 import Mxfp4Experts, Mxfp4Matrices, Nvfp4Matrices
 from eyas.engine.checkpoint.packed import PackedConfig
 from eyas.engine.checkpoint.quantized import Fp8Config
 from eyas.engine.kv.groups import KvGroups, one_group, page_layers
@@ -58,7 +57,9 @@ def weight_bytes(model: ModelConfig, dtype: str, device: str, exact: bool = Fals
     if model.foreign is not None:
         return WeightBytes(0, ITEMSIZE[dtype] * model.foreign.elements)
     packed = model.quantized if isinstance(model.quantized, PackedConfig) and device != "cpu" else None
-    of_32 = {each: _bytes_of_32(packed, each, exact, ITEMSIZE[dtype]) for each in (True, False)}
+    of_32 = dict.fromkeys((True, False), 32 * ITEMSIZE[dtype])  # of experts, and of the rest
+    if packed is not None:
+        of_32 = {each: packed.bytes_of_32(each, exact) or wide for each, wide in of_32.items()}
     if model.load_format == "dummy" or not any(model.folder.glob("*.safetensors")):
         matrices, one = parameters(model), isinstance(model.quantized, Fp8Config)
         experts, layers = matrices.experts, matrices.rest - matrices.as_stored
@@ -79,28 +80,6 @@ def weight_bytes(model: ModelConfig, dtype: str, device: str, exact: bool = Fals
         rest += 0 if is_expert else size
         as_stored += size if _KINDS.get(kind) == dtype else 0
     return WeightBytes(experts, rest, as_stored)
-
-
-def _bytes_of_32(packed: PackedConfig | None, experts: bool, exact: bool, itemsize: int) -> int:
-    """Bytes of 32 numbers of layers, or of their experts, where products read `packed` ones as they are: the
-    same as of others, if they are widened.
-    """
-    made = 32 * itemsize
-    if packed is None:
-        return made
-    ordered = getattr(packed, "by_activations", False)
-    if packed.integers and packed.bits == 4:
-        widened = (experts and exact) or (ordered and (experts or exact))
-        made = made if widened else 16
-    elif exact:
-        pass
-    elif isinstance(packed, Mxfp4Experts | Mxfp4Matrices):
-        made = 17 if experts or isinstance(packed, Mxfp4Matrices) else made
-    elif isinstance(packed, Nvfp4Matrices):
-        made = 18
-    elif packed.integers and packed.bits == 8:
-        made = made if experts and ordered else 32
-    return made
 
 
 def replica_share(model: ModelConfig, config: EngineConfig) -> float:

@@ -45,7 +45,7 @@ class Int4Loader(PackedLoader):
     @staticmethod
     def _has_experts(config: PackedConfig) -> bool:
         """True if kernels of experts read the format."""
-        return not getattr(config, "by_activations", False)
+        return not config.by_activations
 
     def _made(self, parts: list[PackedNumbers]) -> Projection:
         dtype = self.weights.placement.dtype

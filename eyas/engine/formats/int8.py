@@ -33,7 +33,7 @@ class Int8Loader(PackedLoader):
         config = weights.quantized
         if not isinstance(config, PackedConfig) or config.bits != _BITS or not config.integers:
             return None
-        ordered = getattr(config, "by_activations", False) and any(".experts." in name for name in names)
+        ordered = config.by_activations and any(".experts." in name for name in names)
         return cls(weights) if not ordered and all(map(weights.is_packed, names)) else None
 
     def _made(self, parts: list[PackedNumbers]) -> Projection:
