@@ -18,14 +18,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 
 from decode_svc import drafts
 from decode_svc import servicer as decode
 from draft_svc import servicer as draft
 from eyas.common.cluster.listening import listen
 from eyas.common.config import WorkerConfig
-from eyas.common.errors import ConfigError, EyasError, Unavailable
+from eyas.common.errors import EyasError, Unavailable
 from eyas.common.metrics import ModelName, WorkerMetrics
 from eyas.common.page_names import CachedPages, CacheNews, PageShape
 from eyas.common.security.tls import service_tls
@@ -50,6 +50,7 @@ from eyas.worker.kv_events import KvEventPublisher
 from eyas.worker.kv_puller import KvPuller
 from eyas.worker.link import FrontLink
 from eyas.worker.membership import ClusterMembership
+from eyas.worker.scrape import MetricsServer
 from prefill_svc import servicer as prefill
 from prefill_svc import transfer
 
@@ -121,14 +122,8 @@ class WorkerFront:
         await self._health.set(False)
         credentials = None if self._tls is None else self._tls.server
         self._address = config.reached_at(rpc.bind(self._server, host, config.port, credentials))
-        try:
-            self._scrape, _ = start_http_server(config.metrics_port, host, self._registry)
-        except OSError as error:
-            flag, reason = "metrics-port", error.strerror
-            raise ConfigError(
-                f"--{flag}: {config.metrics_port} cannot be used: {reason}", param=flag
-            ) from error
-        self.metrics_port = int(self._scrape.server_port)
+        self._scrape = MetricsServer(host, config.metrics_port, self._registry)
+        self.metrics_port = self._scrape.server_port
         await self._server.start()
         await self._membership.start()
         return self._address

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -35,7 +37,7 @@ from eyas.engine.ipc.messages import (
     SubmitGeneration,
 )
 from eyas.engine.ipc.pulse import EngineHeartbeat
-from eyas.worker import front
+from eyas.worker import front, scrape
 from eyas.worker.front import EngineLiveness, WorkerFront
 from prefill_svc.servicer import PrefillServicer
 from protos import common_pb2, decode_pb2, prefill_pb2
@@ -369,6 +371,33 @@ async def test_metrics_and_reflection() -> None:
             "grpc.health.v1.Health",
         } <= names
         assert "eyas.internal.v1.PrefillService" not in names
+
+
+async def test_connections_that_say_nothing_leave_metrics_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a thread: there are few of them, and they end."""
+    monkeypatch.setattr(scrape, "MOST_CONNECTIONS", 3)
+    async with worker(Role.DECODE) as w:
+        places = [("127.0.0.1", w.front.metrics_port)] * 8
+        silent = [socket.create_connection(place, timeout=5) for place in places]
+        try:
+            for connection in silent:
+                connection.sendall(b"GET /met")
+            url = f"http://127.0.0.1:{w.front.metrics_port}/metrics"
+            page = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read())
+            assert b"eyas_kv_pages" in page
+            ended = [await asyncio.to_thread(connection.recv, 1) for connection in silent[:5]]
+            assert ended == [b""] * 5
+            assert sum("process_request" in thread.name for thread in threading.enumerate()) <= 3
+        finally:
+            for connection in silent:
+                connection.close()
+
+
+async def test_a_connection_without_a_word_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape._Page, "timeout", 0.1)
+    async with worker(Role.DECODE) as w:
+        with socket.create_connection(("127.0.0.1", w.front.metrics_port), timeout=5) as silent:
+            assert await asyncio.to_thread(silent.recv, 1) == b""
 
 
 async def test_a_service_that_the_roles_do_not_name_is_not_there() -> None:

@@ -55,10 +55,10 @@ def test_http_and_grpc_take_a_port_each() -> None:
 def test_a_worker_tells_by_its_flag_where_it_cannot_listen() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        for flag, said in (("--port", f"cannot listen on 127.0.0.1:{port}: Add"), ("--metrics-port", port)):
+        for flag in ("--port", "--metrics-port"):
             done = eyas("worker", "--roles", "decode", flag, port)
             assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
-            assert f"eyas: {flag}: {said}" in done.stderr and "already in use" in done.stderr
+            assert f"eyas: {flag}: cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr
     done = eyas("worker", "--host", "no-such-host.invalid")
     assert len(done.stderr.splitlines()) == 1 and "eyas: --host: cannot listen on no-such" in done.stderr
 
