@@ -37,6 +37,7 @@ from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.host_tensors import HostTensors
 from eyas.engine.checkpoint.weights import WeightPlacement
 from eyas.engine.device import adapters
+from eyas.engine.device.adapter_rooms import AdapterRooms
 from eyas.engine.device.flight import LaunchedStep
 from eyas.engine.formats.adapted import AdaptedProjection
 from eyas.engine.formats.projection import Projection
@@ -92,7 +93,8 @@ def watched_loads() -> Stopwatch:
         (AdapterReader, "read"),
         (AdapterSites, "packed"),
         (ReadingProcess, "read"),
-        (adapters, "pin_each"),
+        (AdapterRooms, "__call__"),
+        (AdapterRooms, "_locked"),
     ):
         watch.watch(owner, name)
     return watch

@@ -7,13 +7,14 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from adapter_rig import write_adapter
 from tiny import write_tiny_llama
 
-from eyas.common.errors import EyasError, InvalidRequest, NotFound
+from eyas.common.errors import ConfigError, EyasError, InvalidRequest, NotFound, Overloaded
 from eyas.engine.adapters import reading_process
 from eyas.engine.adapters.reader import AdapterReader
 from eyas.engine.adapters.reading_process import ReadingProcess
@@ -62,7 +63,17 @@ def test_a_process_reads_what_the_engine_would(tmp_path: Path, monkeypatch: pyte
         process.read(other)
     assert refused.value.param == "lora_path"
 
+    for error, said in (
+        (ConfigError("no room for it"), "no room for it"),
+        (OSError(12, "none"), "no memory"),
+    ):
+        with pytest.raises((ConfigError, Overloaded), match=said):
+            process.read(adapters[0], Mock(side_effect=error))
     as_before = here.packed(reader.read(adapters[0], here.check), adapters[0])
+    assert _same(process.read(adapters[0]), as_before)
+    mapped = Path(f"/proc/{process._process.pid}/maps").read_text().count("memfd:eyas-weights")
+    assert mapped == 1  # of the file, into which the next one is read: the engine has what was packed
+
     for number in (signal.SIGKILL, signal.SIGSTOP):
         os.kill(process._process.pid, number)
         monkeypatch.setattr(reading_process, "READ_S", 0.3)

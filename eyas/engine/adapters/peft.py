@@ -27,7 +27,14 @@ from eyas.engine.adapters.fused_experts import FusedParameter, parameter_of
 from eyas.engine.adapters.patterns import ModulePatterns, ValueT
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import ModelConfig
-from eyas.engine.checkpoint.host_tensors import HostSlice, HostTensors, TensorPlace, laid_out, read_files
+from eyas.engine.checkpoint.host_tensors import (
+    HostSlice,
+    HostTensors,
+    Room,
+    TensorPlace,
+    laid_out,
+    read_files,
+)
 from eyas.engine.checkpoint.turned_tensors import TransposedTensor
 from eyas.engine.ipc.adapter_messages import ADAPTER_FILES, LORA_PATH
 
@@ -181,11 +188,13 @@ def read_adapter(
     most_rank: int,
     check: MatrixCheck = lambda _, shape: None,
     spelling: Callable[[str], str] | None = None,
+    room: Room = HostTensors,
 ) -> PeftAdapter:
     """Reads an adapter of that model. `check`: raises for an update of a matrix, by its name and shape, that
     there is not; no factor is read before all have passed, so a file may be of any size.
     What is read is a copy: the file may be written again meanwhile. `spelling`: the name by which the model
-    asks for a stored tensor; None: the model's own.
+    asks for a stored tensor; None: the model's own. `room`: gives memory for
+    the copy.
 
     Raises NotFound if there is no such folder or file, InvalidRequest for what is wrong or not served in it,
     and for factors of more than `most_rank` rows.
@@ -198,7 +207,7 @@ def read_adapter(
     copies: list[str] = []
     spelled = spelling or model.spelling
 
-    def room(places: dict[str, TensorPlace]) -> HostTensors:
+    def checked(places: dict[str, TensorPlace]) -> HostTensors:
         copies.extend(name for name in places if copied(name, spelled))
         own = ((n, each.dtype, each.shape) for n, each in places.items() if n not in copies)
         places = laid_out(own)  # with no room for copies
@@ -206,10 +215,10 @@ def read_adapter(
         for pair in pairs:
             _check_pair(pair, config.rank_of(pair.name), most_rank)
         _check_matrices(pairs, model, folder, check)
-        return HostTensors(places)
+        return room(places)
 
     try:
-        file = read_files([folder / TENSORS], room)
+        file = read_files([folder / TENSORS], checked)
         check_copies(folder / TENSORS, copies, model, spelled)
     except (OSError, ConfigError) as error:
         raise _wrong(str(error)) from None

@@ -14,6 +14,7 @@ from pathlib import Path
 from eyas.common.errors import InvalidRequest
 from eyas.engine.adapters.peft import MatrixCheck, PeftAdapter, read_adapter
 from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.checkpoint.host_tensors import HostTensors, Room
 from eyas.engine.ipc.adapter_messages import DRAFT_FOLDER, LORA_PATH
 
 OF_HEAD = "draft."
@@ -38,12 +39,14 @@ class AdapterReader:
     most_rank: int
     head: HeadNames | None = None
 
-    def read(self, folder: Path, check: MatrixCheck) -> PeftAdapter:
-        """As `read_adapter`. `check` hears of the head's matrices by names that begin with `OF_HEAD`.
+    def read(self, folder: Path, check: MatrixCheck, room: Room = HostTensors) -> PeftAdapter:
+        """As `read_adapter`. `check` hears of the head's matrices by names that begin with `OF_HEAD`. `room`:
+        gives memory for the model's updates; those of the head have their own.
 
         Raises InvalidRequest for updates of a head where none takes some.
         """
-        own, beside = read_adapter(folder, self.model, self.most_rank, check), folder / DRAFT_FOLDER
+        own = read_adapter(folder, self.model, self.most_rank, check, room=room)
+        beside = folder / DRAFT_FOLDER
         if not beside.is_dir():
             return own
         if self.head is None:

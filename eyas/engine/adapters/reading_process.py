@@ -1,8 +1,8 @@
 """A process beside an engine that reads adapters: what it computes takes nothing of the interpreter's lock,
 for which the thread of the steps would wait.
 
-It has the reader and the sites of the engine, as they are in the host's memory, and gives the memory of what
-it has packed. It ends with its engine, whose pipe it reads.
+It has the reader and the sites of the engine, as they are in the host's memory. It packs an adapter into
+memory of the engine, which it maps as long as that takes. It ends with its engine, whose pipe it reads.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import subprocess
 import sys
 import threading
 import weakref
-from dataclasses import dataclass
+from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,26 +25,18 @@ from eyas.common.machine.processes import python_function
 from eyas.common.wire.message import WireFailure
 from eyas.engine.adapters.reader import AdapterReader
 from eyas.engine.adapters.sites import AdapterSites, PackedAdapter
-from eyas.engine.checkpoint.host_tensors import HostTensors, TensorPlace
+from eyas.engine.checkpoint.host_tensors import HostTensors, Room, SameRoom, TensorPlace
 
 READ_S = 300.0  # it may take so long to read an adapter
 END_S = 5.0
 
 
-@dataclass(frozen=True)
-class PackedMemory:
-    """An adapter that was packed: as in `PackedAdapter`, and its memory."""
+class ReadAdapter(NamedTuple):
+    """An adapter that was packed: as in `PackedAdapter`."""
 
     id: str
     rank: int
     places: list[list[int]]
-    tensors: dict[str, TensorPlace]
-    path: str
-
-    def adapter(self, folder: Path) -> PackedAdapter:
-        """The adapter, whose memory is mapped here from now on."""
-        memory = HostTensors(self.tensors, self.path)
-        return PackedAdapter(self.id, self.rank, folder, torch.tensor(self.places), memory)
 
 
 class ReadingProcess:
@@ -63,8 +55,11 @@ class ReadingProcess:
         self._end = weakref.finalize(self, _end, self._pipe, self._process)
         self._new = True
 
-    def read(self, folder: Path) -> PackedAdapter:
-        """The adapter in a folder. Raises what reading and packing do, and EyasError if the process ended."""
+    def read(self, folder: Path, room: Room = HostTensors) -> PackedAdapter:
+        """The adapter in a folder. `room`: gives memory, zeros, for it.
+
+        Raises what reading, packing and `room` do, and EyasError if the process ended.
+        """
         if not self._end.alive:
             self._start()
         limit = threading.Timer(READ_S, self._process.kill)  # a stopped process takes nothing from its pipe
@@ -75,6 +70,10 @@ class ReadingProcess:
                 self._new = False
             _send(self._pipe, (folder, self._sites.gains))
             answer: Any = _received(self._pipe)
+            if isinstance(answer, dict):
+                made = _made(room, answer, folder)
+                _send(self._pipe, made.path if isinstance(made, HostTensors) else made)
+                answer = _received(self._pipe)
         except (OSError, EOFError):
             self._end()
             raise EyasError(f"the process that reads adapters was lost, or slow, with {folder}") from None
@@ -82,8 +81,23 @@ class ReadingProcess:
             limit.cancel()
         if isinstance(answer, WireFailure):
             raise answer.error()
-        made: PackedMemory = answer
-        return made.adapter(folder)
+        assert isinstance(made, HostTensors)  # it has packed the adapter there
+        read: ReadAdapter = answer
+        return PackedAdapter(read.id, read.rank, folder, torch.tensor(read.places), made)
+
+
+def _made(room: Room, places: dict[str, TensorPlace], folder: Path) -> HostTensors | WireFailure:
+    """Memory for an adapter, or why there is none."""
+    try:
+        return room(places)
+    except EyasError as error:
+        return WireFailure.of(error)
+    except (OSError, MemoryError, RuntimeError) as error:
+        return WireFailure.of(_no_memory(folder, error))
+
+
+def _no_memory(folder: Path, error: Exception) -> EyasError:
+    return Overloaded(f"no memory for the adapter in {folder}: {error}")
 
 
 def _send(pipe: Connection, what: object) -> None:
@@ -108,20 +122,39 @@ def main() -> None:
     """The process. The argument: the descriptor of its pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's, which is its engine's business
     torch.set_num_threads(1)
-    pipe, packed = Connection(int(sys.argv[1])), None
+    pipe, file = Connection(int(sys.argv[1])), SameRoom()
+
+    def room(places: dict[str, TensorPlace]) -> HostTensors:
+        """The engine's memory for an adapter; raises why there is none."""
+        _send(pipe, places)
+        answer: Any = _received(pipe)
+        if isinstance(answer, WireFailure):
+            raise answer.error()
+        return HostTensors(places, answer)
+
+    def read(folder: Path, gains: torch.Tensor | None) -> ReadAdapter:
+        """Packs the adapter in a folder. Its memory is mapped no more when this returns."""
+        packed = sites.packed(reader.read(folder, sites.check, file), folder, gains, room)
+        return ReadAdapter(packed.id, packed.rank, packed.places.tolist())
+
     try:
         reader, sites = _received(pipe)
         while True:
-            folder, gains = _received(pipe)
-            try:
-                packed = sites.packed(reader.read(folder, sites.check), folder, gains)
-                own = packed.id, packed.rank, packed.places.tolist()  # which is kept until the next is read
-                _send(pipe, PackedMemory(*own, packed.memory.places, packed.memory.path))
-            except EyasError as error:
-                _send(pipe, WireFailure.of(error))
-            except (MemoryError, RuntimeError) as error:
-                _send(pipe, WireFailure.of(Overloaded(f"no memory for the adapter in {folder}: {error}")))
-            except Exception as error:
-                _send(pipe, WireFailure.of(EyasError(f"{type(error).__name__}: {error}")))
+            _send(pipe, _answer(read, *_received(pipe)))
     except (EOFError, OSError):
         return  # the engine has ended
+
+
+def _answer(
+    read: Callable[[Path, torch.Tensor | None], ReadAdapter], folder: Path, gains: torch.Tensor | None
+) -> ReadAdapter | WireFailure:
+    try:
+        return read(folder, gains)
+    except EOFError:  # the engine has ended
+        raise
+    except EyasError as error:
+        return WireFailure.of(error)
+    except (MemoryError, RuntimeError) as error:
+        return WireFailure.of(_no_memory(folder, error))
+    except Exception as error:
+        return WireFailure.of(EyasError(f"{type(error).__name__}: {error}"))

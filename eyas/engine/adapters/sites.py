@@ -19,13 +19,14 @@ import torch
 
 from eyas.common.errors import InvalidRequest
 from eyas.engine.adapters.peft import PeftAdapter
-from eyas.engine.checkpoint.host_tensors import DTYPES, READERS, HostTensors, laid_out
+from eyas.engine.checkpoint.host_tensors import DTYPES, READERS, HostTensors, Room, laid_out
 from eyas.engine.checkpoint.weights import WeightPlacement
 from eyas.engine.ipc.adapter_messages import LORA_PATH
 
 GRAIN = 16
 """Ranks are filled up to a multiple of it with zeros, as products and kernels need."""
-_NUMBERS = "numbers"
+NUMBERS = "numbers"
+"""The name of the tensor from which slots are filled: an adapter's first."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -155,12 +156,12 @@ class PackedAdapter:
     @cached_property
     def numbers(self) -> torch.Tensor:
         """The factors of all sites, as `AdapterSite.write` has them, [words]."""
-        return self.memory.tensor(_NUMBERS)
+        return self.memory.tensor(NUMBERS)
 
     @property
     def lower(self) -> dict[str, torch.Tensor]:
         """The factors that have taken a gain."""
-        return {name: self.memory.tensor(name) for name in self.memory.keys() if name != _NUMBERS}
+        return {name: self.memory.tensor(name) for name in self.memory.keys() if name != NUMBERS}
 
     @property
     def host_bytes(self) -> int:
@@ -190,9 +191,15 @@ class AdapterSites:
             text = f"an update of {module} is {shape}, and the matrix is {self._shapes[name]}"
             raise InvalidRequest(f"{text}: it is another model's", param=LORA_PATH)
 
-    def packed(self, adapter: PeftAdapter, folder: Path, gains: torch.Tensor | None = None) -> PackedAdapter:
+    def packed(
+        self,
+        adapter: PeftAdapter,
+        folder: Path,
+        gains: torch.Tensor | None = None,
+        room: Room = HostTensors,
+    ) -> PackedAdapter:
         """The numbers of an adapter whose matrices have passed `check`. `folder`: where it was read; `gains`:
-        as of `gains`, if they are not those of the sites.
+        as of `gains`, if they are not those of the sites; `room`: gives memory, zeros.
 
         Raises InvalidRequest for numbers that are too large.
         """
@@ -202,13 +209,13 @@ class AdapterSites:
         gained = {part.name for site in self.sites if site.gain is not None for part in site.parts}
         lower = {name: update.down for name, update in adapter.updates.items() if name in gained}
         kinds = [(name, _NAMES[down.dtype], tuple(down.shape)) for name, down in lower.items()]
-        memory = HostTensors(laid_out([(_NUMBERS, _NAMES[dtype], (sum(counts),)), *kinds]))
+        memory = room(laid_out([(NUMBERS, _NAMES[dtype], (sum(counts),)), *kinds]))
         for name, down in lower.items():
             memory.tensor(name).copy_(down)
-        rooms, starts = memory.tensor(_NUMBERS).split(counts), list(accumulate(counts, initial=0))[:-1]
+        rooms, starts = memory.tensor(NUMBERS).split(counts), list(accumulate(counts, initial=0))[:-1]
         sites = zip(self._on_host(self.gains if gains is None else gains), rooms, ranks, strict=True)
         with ThreadPoolExecutor(READERS, "packing", lambda: torch.set_num_threads(1)) as packing:
-            for write in [packing.submit(site.write, adapter, room) for site, room, rank in sites if rank]:
+            for write in [packing.submit(site.write, adapter, own) for site, own, rank in sites if rank]:
                 write.result()
         places = torch.tensor(list(zip(starts, ranks, strict=True)))
         packed = PackedAdapter(adapter.id, adapter.rank, folder, places, memory)

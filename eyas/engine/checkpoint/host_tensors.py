@@ -107,13 +107,18 @@ class HostTensors:
         """
         if self._locked:
             return
-        whole = torch.frombuffer(self._memory, dtype=torch.uint8)
-        with ThreadPoolExecutor(READERS, "weights") as touching:
-            list(touching.map(lambda piece: piece[::_PAGE].add_(0), whole.split(PIECE_BYTES)))
+        whole = self.touched()
         with torch.cuda.device(device):
             for start, end in short_pieces(whole.data_ptr(), whole.nbytes):
                 pin(whole[start:end])
                 self._locked.append(whole[start:end])
+
+    def touched(self) -> torch.Tensor:
+        """All of the memory, uint8, none of whose pages is missing any more."""
+        whole = torch.frombuffer(self._memory, dtype=torch.uint8)
+        with ThreadPoolExecutor(READERS, "weights") as touching:
+            list(touching.map(lambda piece: piece[::_PAGE].add_(0), whole.split(PIECE_BYTES)))
+        return whole
 
     @property
     def path(self) -> str:
@@ -292,6 +297,26 @@ def mapped(files: Iterable[SharedFile], device: str) -> LayeredFile:
 
 Room = Callable[[dict[str, TensorPlace]], HostTensors]
 """Makes memory for tensors at places."""
+
+REUSED_BYTES = 2**28
+"""Of memory that waits for what comes next: more is made anew each time, and given back."""
+
+
+class SameRoom:
+    """A `Room` that gives the memory of last time again, with its content, where the places are the same: its
+    pages are there. Its caller writes all tensors, and is done with those of last time.
+    """
+
+    def __init__(self) -> None:
+        self._last: HostTensors | None = None
+
+    def __call__(self, places: dict[str, TensorPlace]) -> HostTensors:
+        room, self._last = self._last, None
+        if room is None or room.places != places:
+            room = HostTensors(places)
+        if room.nbytes <= REUSED_BYTES:
+            self._last = room
+        return room
 
 
 def read_files(paths: Iterable[Path], room: Room = HostTensors) -> HostTensors:

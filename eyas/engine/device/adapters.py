@@ -7,10 +7,7 @@ in its slot; those that are launched meanwhile go on with the other slots.
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,19 +18,14 @@ from eyas.engine.adapters.reader import AdapterReader
 from eyas.engine.adapters.reading_process import ReadingProcess
 from eyas.engine.adapters.sites import AdapterSites, PackedAdapter, filled
 from eyas.engine.device import calls
+from eyas.engine.device.adapter_rooms import PIECE_BYTES, AdapterRooms
 from eyas.engine.formats.adapted import AdaptedProjection
 from eyas.engine.ipc.adapter_messages import LORA_PATH
 from eyas.engine.kernels.products.updates import SiteNumbers
-from eyas.engine.kv.pinned import pin_each, unpin
 from eyas.engine.parallel.leader import RankLeader
 from eyas.engine.parallel.ranks import RankCall, RankCalls, RankChannel
 
 READ_S = 300.0  # the slowest rank may take so much longer to read an adapter than rank 0
-
-_PIECE = 2**20
-"""Numbers that are page-locked at a time, and copied: steps' launches wait for that, 0.2 ms for a MiB."""
-_APART_S = 0.0002
-"""Between two pieces: a launch that waits would else wait for most of them, 14 ms of an 8B's adapter."""
 
 
 class DeviceAdapters:
@@ -53,6 +45,7 @@ class DeviceAdapters:
         self._places = torch.zeros(slots + 1, count, 2, dtype=torch.int64, device=device)
         self._stream = torch.cuda.Stream(device) if device.startswith("cuda") else None
         self._process = None if self._stream is None else ReadingProcess(reader, self._sites)
+        self._rooms = None if self._stream is None else AdapterRooms(self._stream)
         first = 0
         for matrix in matrices:
             own = matrix.sites[0]  # of experts all are alike
@@ -65,14 +58,12 @@ class DeviceAdapters:
         """The adapter in a folder, in memory that is page-locked as long as it lives. Called by a thread of
         its own.
         """
-        if self._process is None or self._stream is None:
+        if self._process is None or self._rooms is None:
             torch.set_num_threads(1)
             return self._sites.packed(self._reader.read(folder, self._sites.check), folder)
         with torch.cuda.stream(self._stream):  # what the gains are copied by waits for no step
-            packed = self._process.read(folder)
-        with torch.cuda.device(self._stream.device):
-            pin_each(_apart(packed.numbers.split(_PIECE)))
-        weakref.finalize(packed, _begin_to_unlock, packed.numbers, self._stream).atexit = False
+            packed = self._process.read(folder, self._rooms)
+        self._rooms.prepare(packed.memory.places)
         return packed
 
     def forget(self, adapter: PackedAdapter) -> None:
@@ -96,7 +87,8 @@ class DeviceAdapters:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         event, places = torch.cuda.Event(), places.pin_memory()
         with torch.cuda.stream(self._stream):
-            for own, piece in zip(room.split(_PIECE), adapter.numbers.split(_PIECE), strict=True):
+            each = PIECE_BYTES // room.itemsize  # no copy may reach from one locked piece into the next
+            for own, piece in zip(room.split(each), adapter.numbers.split(each), strict=True):
                 own.copy_(piece, non_blocking=True)
             self._places[slot].copy_(places, non_blocking=True)
             event.record()
@@ -223,21 +215,3 @@ class FollowerAdapters:
             if other == folder and packed.id == name:
                 return place
         return None
-
-
-def _begin_to_unlock(numbers: torch.Tensor, stream: torch.cuda.Stream) -> None:
-    """Beside the steps: it waits for copies, and for the driver."""
-    threading.Thread(target=_unlock, args=(numbers, stream), name="unlocking", daemon=True).start()
-
-
-def _apart(pieces: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    for piece in pieces:
-        yield piece
-        time.sleep(_APART_S)
-
-
-def _unlock(numbers: torch.Tensor, stream: torch.cuda.Stream) -> None:
-    """Memory that nobody has any more, behind the copies that read it."""
-    stream.synchronize()
-    for piece in _apart(numbers.split(_PIECE)):
-        unpin(piece)
