@@ -16,9 +16,9 @@ from eyas.bench.packed_layers import LayerJob, LayerWeights, PackedLayers
 from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LayerSpec
 from eyas.engine.checkpoint.packed import PackedConfig
 from eyas.engine.kernels.products import int4, skinny
-from eyas.engine.kernels.products.packed_table import Key
 from eyas.engine.kernels.products.skinny_tiles import (
     MOST_SHARES,
+    Key,
     PackedStep,
     ProductShape,
     ProductTile,

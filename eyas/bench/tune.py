@@ -1,7 +1,7 @@
 """`eyas tune moe|gemm|int4`: the fastest tiles of a model's products on this GPU, kept as a table.
 
 `search` compares tiles. An engine reads the table of its kind of GPU when it starts
-(`eyas.engine.kernels.experts.grouped_tiles`, `eyas.engine.kernels.products.packed_table`).
+(`eyas.engine.kernels.launch.tile_table`).
 """
 
 from __future__ import annotations
@@ -35,24 +35,23 @@ def run(args: argparse.Namespace) -> int:
     if not gpu:
         raise ConfigError(f"--device: there is no GPU {args.device} here", param="device")
     from eyas.bench import packed_search, tile_search
-    from eyas.engine.kernels.experts import grouped_tiles
-    from eyas.engine.kernels.products import packed_table
+    from eyas.engine.kernels.experts.grouped_tiles import TILES
+    from eyas.engine.kernels.products.skinny_tiles import PACKED_TILES
 
     tried: Any = packed_search if args.products == "int4" else tile_search
-    table: Any = packed_table if args.products == "int4" else grouped_tiles
+    table: Any = PACKED_TILES if args.products == "int4" else TILES
     jobs = tried.jobs_of(args.model, args.tensor_parallel_size, args.products)
     if not jobs:
         message = f"--model: {args.model} has no products that `eyas tune {args.products}` is about"
         raise ConfigError(message, param="model")
-    path = args.out or table.table_of(gpu)
-    tiles = table.read_table(path) if path.exists() else {}
-    times = table.read_times(path) if path.exists() else {}
+    path = args.out or table.in_package(gpu)
+    tiles, times = table.read(path) if path.exists() else ({}, {})
     import torch
 
     torch.cuda.set_device(gpus.number_of(args.device))
     for key, best in tried.search(jobs, args.device, began + args.seconds):
         tiles[key], times[key] = best.tile, best.us
         print(f"{key}: {best.us:.1f} us (by the rule {best.ruled_us:.1f}), {best.tile}", flush=True)
-        table.write_table(path, gpu, tiles, times)
+        table.write(path, gpu, tiles, times)
     print(f"{path}: {len(tiles)} tiles", file=sys.stderr)
     return 0

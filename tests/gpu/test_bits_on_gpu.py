@@ -19,7 +19,7 @@ from eyas.engine.kernels.attention.exact_attend import AttentionCut
 from eyas.engine.kernels.attention.exact_parts import PartSizes
 from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_task import GateActivation
-from eyas.engine.kernels.experts.grouped_tiles import measured
+from eyas.engine.kernels.experts.grouped_tiles import TILES
 from eyas.engine.kernels.products import exact_wide, skinny
 from eyas.engine.kernels.products.skinny_tiles import ProductTile, tile_for
 from tests.bits.attention import Exact, Path, Tokens, Tree, branching
@@ -154,7 +154,7 @@ FEW_AND_MANY = (1, 2, 7, 16, 33, 64, 100, 128, 129, 257, 400)
 
 
 def grouped(exact: bool = True) -> GroupedProducts:
-    return GroupedProducts(skinny.ProductLaunch.on("cuda", pdl=False, exact=exact), measured("cuda"))
+    return GroupedProducts(skinny.ProductLaunch.on("cuda", pdl=False, exact=exact), TILES.measured("cuda"))
 
 
 @pytest.mark.parametrize(("spec", "hidden"), [(QWEN, 2048), (MIXTRAL, 4096)], ids=["qwen", "mixtral"])

@@ -20,8 +20,7 @@ from eyas.bench.kernels.timing import graph_us
 from eyas.bench.output import append_line
 from eyas.bench.packed_layers import LayerJob, LayerWeights, PackedLayers
 from eyas.engine.kernels.launch.warm import KernelWarmup
-from eyas.engine.kernels.products.packed_table import Key
-from eyas.engine.kernels.products.skinny_tiles import ProductShape, ProductTile
+from eyas.engine.kernels.products.skinny_tiles import Key, ProductShape, ProductTile
 
 QKV, OUT, GATED, DOWN = SHAPES = (
     ProductShape("qkv", 0, 6144, 4096, 128),

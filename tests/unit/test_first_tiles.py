@@ -19,12 +19,12 @@ from eyas.bench import fastest, first_start
 from eyas.bench.shapes import SHAPES, write_model
 from eyas.common.config import EngineConfig
 from eyas.common.machine import gpus
-from eyas.engine.kernels.experts import grouped_tiles
-from eyas.engine.kernels.experts.grouped_tiles import GroupedShape
-from eyas.engine.kernels.launch import tile_file
-from eyas.engine.kernels.products import packed_table, skinny
+from eyas.engine.kernels.experts.grouped_tiles import TILES, GroupedShape
+from eyas.engine.kernels.launch import tile_table
+from eyas.engine.kernels.products import skinny
 from eyas.engine.kernels.products.skinny_tiles import (
     MEASURED,
+    PACKED_TILES,
     ProductShape,
     exact_tile_for,
     stretches_of,
@@ -127,7 +127,7 @@ def test_a_first_start_searches_once(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert [record.message[:6] for record in caplog.records] == ["tiles:"] and "tiles" in phases.summary()
     found = products_of(tmp_path / "m")
     assert not len(found.untuned("cuda"))
-    tables = packed_table.measured("cuda"), grouped_tiles.measured("cuda")
+    tables = PACKED_TILES.measured("cuda"), TILES.measured("cuda")
     assert all(tables[0][each.key] == tile_for(each.shape, 2, {}) for each in found.dense)
     assert all(key in tables[1] for each in found.experts for key in each.keys)
 
@@ -149,16 +149,16 @@ def test_a_search_that_fails_is_said_and_not_repeated(
 
 def test_a_checkout_that_is_not_installed_has_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Installed packages do not name it."""
-    monkeypatch.setattr(tile_file, "version", {"triton": "3.6"}.__getitem__)
-    assert f"{eyas.__version__}-3.6" in packed_table.cache_of(GPU).name
+    monkeypatch.setattr(tile_table, "version", {"triton": "3.6"}.__getitem__)
+    assert f"{eyas.__version__}-3.6" in PACKED_TILES.in_cache(GPU).name
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"tiles": [{"kind": 1}]}', '{"tiles": [7]}'])
 def test_a_damaged_cache_is_none(tmp_path: Path, text: str) -> None:
-    for table in (packed_table, grouped_tiles):
+    for table in (PACKED_TILES, TILES):
         without = table.measured("cuda")
-        table.cache_of(GPU).parent.mkdir(parents=True, exist_ok=True)
-        table.cache_of(GPU).write_text(text)
+        table.in_cache(GPU).parent.mkdir(parents=True, exist_ok=True)
+        table.in_cache(GPU).write_text(text)
         assert table.measured("cuda") == without
     config = config_of(written(tmp_path / "m"))
     search_first(config, StartPhases(), searches := Searches())

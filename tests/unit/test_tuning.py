@@ -16,16 +16,10 @@ from eyas.bench.tile_search import TuningBench, TuningJob, candidates, gated_pai
 from eyas.common.errors import ConfigError
 from eyas.common.machine import gpus
 from eyas.engine.kernels.experts import grouped_tiles
-from eyas.engine.kernels.experts.grouped_tiles import (
-    GroupedShape,
-    GroupedTile,
-    key_of,
-    read_table,
-    read_times,
-    write_table,
-)
-from eyas.engine.kernels.products import packed_table, skinny
-from eyas.engine.kernels.products.skinny_tiles import ProductShape, ProductTile
+from eyas.engine.kernels.experts.grouped_tiles import TILES, GroupedShape, GroupedTile, key_of
+from eyas.engine.kernels.launch import tile_table
+from eyas.engine.kernels.products import skinny
+from eyas.engine.kernels.products.skinny_tiles import PACKED_TILES, ProductShape, ProductTile
 from tests.gpu.answer_latent import write_rank
 from tests.unit.families import write_family
 from tests.unit.packed_formats import PACKINGS, write_packed
@@ -36,20 +30,19 @@ R8 = gated_pair(256, 256, 7168, 1)
 def test_tables_come_back_as_they_were_written(tmp_path: Path) -> None:
     tiles = {key_of(R8[0], choices): GroupedTile(16, 64, 128, 4, choices // 4) for choices in (8, 64)}
     times = dict(zip(tiles, (1.5, 2.5), strict=True))
-    write_table(tmp_path / "new" / "table.json", "NVIDIA H200", tiles, times)
-    assert read_table(tmp_path / "new" / "table.json") == tiles
-    assert read_times(tmp_path / "new" / "table.json") == times
+    TILES.write(tmp_path / "new" / "table.json", "NVIDIA H200", tiles, times)
+    assert TILES.read(tmp_path / "new" / "table.json") == (tiles, times)
 
 
 def test_an_engine_reads_the_table_of_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a start's recipe, whose device is none, that of the first one."""
-    monkeypatch.setattr(grouped_tiles, "ASSETS", tmp_path)
+    monkeypatch.setattr(tile_table, "ASSETS", tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tiles = {key_of(R8[0], 8): GroupedTile(16, 32, 128, 4, 3)}
-    write_table(grouped_tiles.table_of("NVIDIA H200"), "NVIDIA H200", tiles, dict.fromkeys(tiles, 1.0))
+    TILES.write(TILES.in_package("NVIDIA H200"), "NVIDIA H200", tiles, dict.fromkeys(tiles, 1.0))
     monkeypatch.setattr(gpus, "model", lambda device: "NVIDIA H200" if device != "cuda:1" else "NVIDIA L4")
     for device, found in (("cuda", tiles), ("meta", tiles), ("cuda:1", {}), ("cpu", {})):
-        assert grouped_tiles.measured(device) == found
+        assert TILES.measured(device) == found
     assert grouped_tiles.tile_for(R8[0], 8, tiles).columns == 32
     assert grouped_tiles.tile_for(R8[0], 8, {}).columns != 32
 
@@ -112,14 +105,13 @@ def test_products_in_four_bits_are_those_of_a_dense_layer(tmp_path: Path) -> Non
 def test_an_engine_takes_the_tiles_of_four_bits_of_its_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_table, "ASSETS", tmp_path)
+    monkeypatch.setattr(tile_table, "ASSETS", tmp_path)
     monkeypatch.setattr(gpus, "model", lambda device: "NVIDIA H200")
     tiles = {("int4 gated", 8, 192, 64): ProductTile(64, 256, 4, 3)}
-    packed_table.write_table(
-        packed_table.table_of("NVIDIA H200"), "NVIDIA H200", tiles, {**dict.fromkeys(tiles, 1.5)}
-    )
-    assert packed_table.read_times(packed_table.table_of("NVIDIA H200")) == dict.fromkeys(tiles, 1.5)
-    assert packed_table.measured("cpu") == {}
+    path, times = PACKED_TILES.in_package("NVIDIA H200"), dict.fromkeys(tiles, 1.5)
+    PACKED_TILES.write(path, "NVIDIA H200", tiles, times)
+    assert PACKED_TILES.read(path) == (tiles, times)
+    assert PACKED_TILES.measured("cpu") == {}
     assert tiles.items() <= skinny.ProductLaunch.on("meta", pdl=True).tiles.items()
 
 

@@ -32,7 +32,7 @@ from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, ModelConfig
 from eyas.engine.checkpoint.packed import PackedConfig
 from eyas.engine.device.buckets import MAX_ENDS
 from eyas.engine.kernels.attention.scores import ScoreScaling
-from eyas.engine.kernels.experts.grouped_tiles import measured
+from eyas.engine.kernels.experts.grouped_tiles import TILES
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import PoolShape
 from eyas.engine.loading.bit_checks import check_tiles, packed_alike, products_of, unequal, weights_of
@@ -214,7 +214,7 @@ def _judged(launch: skinny.ProductLaunch, loaded: EngineSpec) -> skinny.ProductL
         return launch
     launch, ranks = dataclasses.replace(launch, cublas=True), loaded.config.tensor_parallel_size
     if products := products_of(loaded.target, ranks):
-        count = check_tiles(products, launch, measured(loaded.config.device), loaded.placement.dtype)
+        count = check_tiles(products, launch, TILES.measured(loaded.config.device), loaded.placement.dtype)
         _log.info("arithmetic: exact; %d tiles of grouped products give the same bits here", count)
     scaled = loaded.config.kv_cache_dtype != "auto"
     weights, quantized = weights_of(loaded.target, ranks, scaled=scaled), loaded.target.quantized

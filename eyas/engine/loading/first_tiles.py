@@ -19,9 +19,8 @@ from eyas.common.machine import gpus
 from eyas.common.machine.processes import python_module
 from eyas.engine.kernels.experts import grouped_tiles
 from eyas.engine.kernels.experts.grouped_tiles import GroupedTile
-from eyas.engine.kernels.launch.tile_file import caches, of_cache
-from eyas.engine.kernels.products import packed_table
-from eyas.engine.kernels.products.skinny_tiles import ProductTile, tile_for
+from eyas.engine.kernels.launch.tile_table import caches
+from eyas.engine.kernels.products.skinny_tiles import PACKED_TILES, Key, ProductTile, tile_for
 from eyas.engine.loading.product_shapes import SearchedProducts
 from eyas.engine.loading.startup import StartPhases
 from eyas.engine.models.table import read_model
@@ -87,21 +86,15 @@ def _searched(config: EngineConfig, run: Run) -> str:
 
 def kept(
     gpu: str,
-    dense: Mapping[packed_table.Key, ProductTile],
+    dense: Mapping[Key, ProductTile],
     experts: Mapping[grouped_tiles.Key, GroupedTile],
     times: Mapping[Any, float],
 ) -> None:
     """Adds tiles, and their microseconds, to those that this machine keeps for a kind of GPU."""
     if dense:
-        path = packed_table.cache_of(gpu)
-        tiles = {**of_cache(packed_table.read_table, path), **dense}
-        us = {**of_cache(packed_table.read_times, path), **times}
-        packed_table.write_table(path, gpu, tiles, us)
+        PACKED_TILES.cache(gpu, dense, times)
     if experts:
-        path = grouped_tiles.cache_of(gpu)
-        grouped = {**of_cache(grouped_tiles.read_table, path), **experts}
-        us_of = {**of_cache(grouped_tiles.read_times, path), **times}
-        grouped_tiles.write_table(path, gpu, grouped, us_of)
+        grouped_tiles.TILES.cache(gpu, experts, times)
 
 
 def _may_search(config: EngineConfig) -> bool:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from eyas.engine.checkpoint.config import ExpertsSpec, LayerSpec, ModelConfig
 from eyas.engine.kernels.experts import grouped_tiles
 from eyas.engine.kernels.experts.grouped_tiles import GroupedShape
-from eyas.engine.kernels.products import packed_table
-from eyas.engine.kernels.products.skinny_tiles import MEASURED, ProductShape
+from eyas.engine.kernels.products.skinny_tiles import MEASURED, PACKED_TILES, Key, ProductShape
 from eyas.engine.parallel.shards import config_of_rank
 
 ROWS = (16, 32)
@@ -36,7 +35,7 @@ class DenseProduct:
     heads: tuple[int, int, int] = (0, 0, 0)
 
     @property
-    def key(self) -> packed_table.Key:
+    def key(self) -> Key:
         """Its tile's, in a table."""
         return self.shape.kind, self.shape.rows, self.shape.n, self.shape.k
 
@@ -78,7 +77,7 @@ class SearchedProducts:
         )
 
     def without(
-        self, dense: Mapping[packed_table.Key, object], experts: Mapping[grouped_tiles.Key, object]
+        self, dense: Mapping[Key, object], experts: Mapping[grouped_tiles.Key, object]
     ) -> SearchedProducts:
         """The products that have no tile in these tables."""
         return SearchedProducts(
@@ -88,8 +87,8 @@ class SearchedProducts:
 
     def untuned(self, device: str) -> SearchedProducts:
         """The products for which an engine on `device` has only a rule."""
-        dense = {**MEASURED, **packed_table.measured(device)}
-        return self.without(dense, grouped_tiles.measured(device))
+        dense = {**MEASURED, **PACKED_TILES.measured(device)}
+        return self.without(dense, grouped_tiles.TILES.measured(device))
 
 
 def _dense(config: ModelConfig, vocabulary: int) -> Iterator[DenseProduct]:

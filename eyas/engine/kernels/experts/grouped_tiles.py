@@ -5,15 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import cast
 
-from eyas.common.config import ASSETS
-from eyas.common.machine import gpus
-from eyas.engine.kernels.launch import tile_file
 from eyas.engine.kernels.launch.sizes import power_of_2
+from eyas.engine.kernels.launch.tile_table import TileTable
 
 _SHARED_BYTES = 200 * 1024
 SHORT = 2
@@ -72,50 +68,12 @@ class GroupedTile:
     group: int = 8
 
 
-_KEY = ("experts", "n", "k", "gated", "itemsize", "choices")
-"""Of a tile: its shape, and the number of choices rounded up to a power of two."""
 Key = tuple[int, int, int, bool, int, int]
+"""Of a tile: its shape, and the number of choices rounded up to a power of two."""
 Table = Mapping[Key, GroupedTile]
-
-
-def table_of(gpu: str) -> Path:
-    """The file of the tiles of a kind of GPU, "NVIDIA H200"."""
-    return ASSETS / "tiles" / f"{gpu.replace(' ', '-')}.json"
-
-
-def measured(device: str) -> Table:
-    """The tiles of the GPU "cuda:1", if any were measured; for "meta" those of the first one. They are the
-    package's, and what a first start on this machine found for what its table has not.
-    """
-    gpu = "" if device == "cpu" else gpus.model("cuda" if device == "meta" else device)
-    if not gpu:
-        return {}
-    ours = read_table(table_of(gpu)) if table_of(gpu).exists() else {}
-    return {**tile_file.of_cache(read_table, cache_of(gpu)), **ours}
-
-
-def cache_of(gpu: str) -> Path:
-    """The file that a first start on this machine writes."""
-    return tile_file.cache_of(gpu, "experts")
-
-
-def read_table(path: Path) -> dict[Key, GroupedTile]:
-    """Reads a table that `write_table` wrote."""
-    return {key: GroupedTile(**tile) for key, tile, _ in _lines(path)}
-
-
-def read_times(path: Path) -> dict[Key, float]:
-    """Reads the time of each tile, in microseconds."""
-    return {key: us for key, _, us in _lines(path)}
-
-
-def _lines(path: Path) -> Iterator[tuple[Key, dict[str, int], float]]:
-    return ((cast(Key, key), tile, us) for key, tile, us in tile_file.read(path, _KEY))
-
-
-def write_table(path: Path, gpu: str, tiles: Table, times: Mapping[Key, float]) -> None:
-    """Replaces the file."""
-    tile_file.write(path, gpu, _KEY, tiles, times)
+TILES: TileTable[Key, GroupedTile] = TileTable(
+    GroupedTile, ("experts", "n", "k", "gated", "itemsize", "choices"), "experts"
+)
 
 
 def key_of(shape: GroupedShape, choices: int) -> Key:

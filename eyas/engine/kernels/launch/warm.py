@@ -21,7 +21,7 @@ from typing import Any
 from eyas.common.config import ASSETS
 from eyas.common.machine.folders import cache_home
 from eyas.common.machine.processes import python_module
-from eyas.engine.kernels.launch.tile_file import caches
+from eyas.engine.kernels.launch.tile_table import caches
 
 
 @dataclass(frozen=True)

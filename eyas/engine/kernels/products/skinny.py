@@ -25,7 +25,6 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eyas.engine.kernels.launch.sizes import power_of_2
-from eyas.engine.kernels.products import packed_table
 from eyas.engine.kernels.products.block_updates import BlockUpdates
 from eyas.engine.kernels.products.grouped_updates import GroupUpdates
 from eyas.engine.kernels.products.halving import SUM_GROUP
@@ -42,6 +41,7 @@ from eyas.engine.kernels.products.skinny_tiles import (
     MEASURED,
     MEASURED_INT4,
     MOST_SHARES,
+    PACKED_TILES,
     PackedStep,
     ProductShape,
     Table,
@@ -95,7 +95,7 @@ class ProductLaunch:
 
 def tiles_of(device: str) -> Table:
     """All tiles that were measured, of this machine's cache too. In exact arithmetic they change no bit."""
-    return {**MEASURED_INT4, **packed_table.measured(device), **MEASURED}
+    return {**MEASURED_INT4, **PACKED_TILES.measured(device), **MEASURED}
 
 
 @dataclass(frozen=True)

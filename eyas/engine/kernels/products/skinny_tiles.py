@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from eyas.engine.kernels.launch.tile_table import TileTable
+
 _SHARED_BYTES = 200 * 1024  # of an SM's 227 KiB, the rest for converting layouts at a program's end
 MOST_STRETCHES = 4
 """Of k in exact products: more than `_rule` splits it into, there are none."""
@@ -73,7 +75,13 @@ class PackedStep:
         return self.unit * self.parts
 
 
-Table = Mapping[tuple[str, int, int, int], ProductTile]
+Key = tuple[str, int, int, int]
+"""Of a tile: the kind of its product, rows, n and k."""
+Table = Mapping[Key, ProductTile]
+PACKED_TILES: TileTable[Key, ProductTile] = TileTable(
+    ProductTile, ("kind", "rows", "n", "k"), "products", "-int4"
+)
+"""Of products with packed weights, as `eyas tune int4` or a first start measured them."""
 """Tiles by (kind, rows, n, k)."""
 
 MEASURED: Table = {

@@ -19,7 +19,7 @@ from eyas.engine.formats.adapted import AdaptedProjection
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kernels.experts.grouped import GroupedProducts
-from eyas.engine.kernels.experts.grouped_tiles import Table, measured
+from eyas.engine.kernels.experts.grouped_tiles import TILES, Table
 from eyas.engine.kernels.products import exact_wide, skinny, updates, vendor
 from eyas.engine.kernels.products.block_updates import AdapterBlocks
 from eyas.engine.kernels.products.blocks import NormedRows, widened
@@ -84,7 +84,7 @@ class LayerContext:
             launch,
             attention,
             angles,
-            measured(device),
+            TILES.measured(device),
             vendor.is_there(device),
         )
 
