@@ -196,6 +196,7 @@ def _open_to_pb(open: DraftOpen) -> draft_pb2.DraftOpen:
         handle=convert.handle_to_pb(open.handle) if open.handle is not None else None,
         attempt=open.attempt,
         place=open.place if open.place >= 0 else None,
+        steps=open.steps,
     )
 
 

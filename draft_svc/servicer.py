@@ -116,6 +116,7 @@ def _open_from_pb(pb: draft_pb2.DraftOpen) -> DraftOpen:
         handle=convert.handle_from_pb(pb.handle) if pb.HasField("handle") else None,
         attempt=pb.attempt,
         place=pb.place if pb.HasField("place") else -1,
+        steps=pb.steps,
     )
 
 

@@ -45,7 +45,7 @@ class DraftChannel(_message.Message):
     def __init__(self, export: _Optional[_Mapping[str, bytes]] = ..., width: _Optional[int] = ..., nodes: _Optional[int] = ..., places: _Optional[int] = ..., rows: _Optional[int] = ..., gpu: _Optional[bytes] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class DraftOpen(_message.Message):
-    __slots__ = ("seq", "generation", "base_len", "params", "choice", "handle", "attempt", "place")
+    __slots__ = ("seq", "generation", "base_len", "params", "choice", "handle", "attempt", "place", "steps")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class DraftOpen(_message.Message):
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     generation: int
     base_len: int
@@ -62,7 +63,8 @@ class DraftOpen(_message.Message):
     handle: _common_pb2.KvHandle
     attempt: int
     place: int
-    def __init__(self, seq: _Optional[int] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., choice: _Optional[int] = ..., handle: _Optional[_Union[_common_pb2.KvHandle, _Mapping]] = ..., attempt: _Optional[int] = ..., place: _Optional[int] = ...) -> None: ...
+    steps: int
+    def __init__(self, seq: _Optional[int] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., choice: _Optional[int] = ..., handle: _Optional[_Union[_common_pb2.KvHandle, _Mapping]] = ..., attempt: _Optional[int] = ..., place: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class DraftCommit(_message.Message):
     __slots__ = ("seq", "generation", "base_len", "tokens", "features", "steps", "topk", "draft_tokens", "lent")

@@ -6,8 +6,8 @@ A decode worker and a draft worker, each a front and an engine, on cuda:0 and cu
 which drafts in its steps. Weights are dummies, drafts are accepted by chance: chains of 3, 3.0 tokens per
 round; with `--block` 7 drafts of one pass of a DFlash head, 5.0 tokens per round. Every line is on disk as
 soon as it is known and names the paths that its commits took (mailbox: past the decode worker's host; shm: by
-memory that both hosts share; grpc: by the fronts, as each sequence's first does); `--report` reads them
-again. `--device cpu` tries the script out, where nothing goes from GPU to GPU.
+memory that both hosts share; grpc: by the fronts, as each sequence's first does but with a mailbox);
+`--report` reads them again. `--device cpu` tries the script out, where nothing goes from GPU to GPU.
 """
 
 from __future__ import annotations

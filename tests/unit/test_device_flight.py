@@ -10,7 +10,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, TokenLogprob
 from eyas.engine.batch.sequence import Generation, GenerationKind, RingPlace, Sequence, SequenceWork
 from eyas.engine.batch.step_result import StepResult
-from eyas.engine.batch.window import DeviceRows
+from eyas.engine.batch.window import FIRST_ROWS, DeviceRows
 from eyas.engine.device.flight import (
     AcceptedFeatures,
     DeviceResident,
@@ -18,11 +18,14 @@ from eyas.engine.device.flight import (
     PromptFeatures,
     RankPart,
     StepOutput,
+    chunk_ends,
     feature_request,
+    mailed_ends,
     staying,
 )
 from eyas.engine.device.special import SpecialReport, SpecialRows
-from eyas.engine.device.step import PlacedBatch, StepShape
+from eyas.engine.device.step import MailedPrompts, PlacedBatch, StepShape
+from eyas.engine.kernels.drafts.rounds import FACTS
 from eyas.engine.kernels.sampling.special import REPORT_WORDS
 
 SHAPE = StepShape(batch=3, width=2, chunk=8, tiles=3, ends=2)
@@ -89,6 +92,35 @@ def test_the_feature_of_a_last_row_goes_with_it() -> None:
     assert found[1].features.tolist() == [[1.5, 2.5]]
 
 
+def prompt(uid: int, rows: int, *, mailed: bool = True, whole: bool = True) -> SequenceWork:
+    """A chunk of a prompt from row 7 on."""
+    generation = Generation(GenerationRequest("a", (1,), SamplingParams()), 1, GenerationKind.LOCAL, 0.0, 1.0)
+    seq = Sequence(uid, generation, 0, (1,), [], slot=uid, ring=RingPlace(uid, 64, uid, 128 * mailed))
+    return SequenceWork(seq, 7, list(range(rows)), None, sample=whole)
+
+
+def test_the_device_sends_the_last_rows_of_prompts_that_end() -> None:
+    """Of those with a mailbox; each row's token is the next one's, the last is still to be chosen."""
+    shared = prompt(5, 3)
+    shared.seq.forks = (1,)
+    chunks = [prompt(1, 5), prompt(2, 4, mailed=False), prompt(3, 200), prompt(4, 6, whole=False), shared]
+    sent = MailedPrompts.of(chunks, 10)
+    assert sent is not None and sent.slots.tolist() == [1, 3]
+    assert sent.words[:, 0].tolist() == [5, FIRST_ROWS]
+    assert sent.rows[0, :5].tolist() == list(range(10, 15))
+    assert sent.rows[1].tolist() == list(range(219 - FIRST_ROWS, 219))
+    assert sent.words[0, FACTS : FACTS + 5].tolist() == [1, 2, 3, 4, 0]
+    assert sent.words[1, FACTS:].tolist() == [*range(201 - FIRST_ROWS, 200), 0]
+    assert MailedPrompts.of(chunks[1:2], 10) is None
+    memory = Memory()
+    mailed = mailed_ends(chunks, memory)
+    assert mailed[1] is mailed[3] is mailed[4] is None and chunk_ends(chunks)[::2] == [0, 0, 3]
+    ended = DeviceResident(memory, 3, 3, FIRST_ROWS)
+    assert mailed[2] == ended and ended.of(StepResult(chunks[2], (9,))).ringed == 3
+    kept = ended.of(StepResult(chunks[2], (9,))).features
+    assert kept.rows == range(207 - FIRST_ROWS, 207)
+
+
 class Memory:
     """Of a device: slot and position of each row."""
 
@@ -119,7 +151,7 @@ def test_features_for_a_drafter_elsewhere_are_those_of_certain_rows() -> None:
     assert asked is not None and (asked.decoded, asked.rows) == ([2, 3, 6], [10])
     assert feature_request(placed, shape, 2, (0, 0), stay[:1] + stay[3:]) is None
     rows = torch.tensor([*asked.decoded, *asked.rows])[:, None].float()
-    certain = AcceptedFeatures(rows, 2, (0, 1), stay)
+    certain = AcceptedFeatures(rows, 2, (0, 1), stay, (None, None))
     results = StepOutput(result[None], None, [SpecialReport({})], certain)
     flight = LaunchedStep(shape, (), [RankPart(placed)], lambda: results)
     flight.complete()

@@ -215,14 +215,13 @@ def test_drafts_are_those_that_hosts_hand_over(
     found, sent, cluster = served(by_gpu(chosen), asked(10))
     assert tokens(found) == tokens(expected)
     assert by_host[SHM] > 1 and by_host[GRPC] == 1 and MAILBOX not in by_host
-    assert sent[MAILBOX] > 1 and set(sent) == {GRPC, MAILBOX} and not cluster.reasons
-    assert sent[GRPC] == 1, "its prompt's: the step behind that was launched with its mailbox"
+    assert sent[MAILBOX] > 1 and set(sent) == {MAILBOX} and not cluster.reasons
     same = [theirs[base] == ids for base, ids in proposed if base in theirs]
     assert len(same) > 2 and all(same)
     ours, plain = rounds(found, 10), rounds(expected, 10)
     both = ours.keys() & plain.keys()
     assert len(both) > 1 and {at: ours[at] for at in both} == {at: plain[at] for at in both}
-    assert sum(patient.found) >= len(patient.found) - 1
+    assert patient.found and all(patient.found) and (0, 1) in ours, "that behind the prompt waited too"
     assert ahead and all(ahead[1:]), "no step waits for the tokens of the one before"
     assert [(driver.mappings, driver.registered) for driver in gpus] == [(0, {}), (0, {})]
 
@@ -246,7 +245,7 @@ def test_words_go_round_in_their_ring(
     expected, _ = answers(replace(config, draft=None), asked(24))
     found, sent, cluster = served(by_gpu(replace(config, speculation=CHAIN)), asked(24))
     assert tokens(found) == tokens(expected)
-    assert sent[GRPC] <= 2 and not cluster.reasons and sum(patient.found) > 5
+    assert set(sent) == {MAILBOX} and not cluster.reasons and sum(patient.found) > 5
 
 
 def test_a_drafter_that_is_always_late_changes_no_token(config: EngineConfig, gpus: list[FakeDriver]) -> None:
@@ -311,7 +310,7 @@ def test_rounds_that_are_lost_open_their_sequence_anew(
     found, sent, cluster = served(by_gpu(replace(config, speculation=CHAIN)), asked(26))
     assert tokens(found) == tokens(expected)
     assert any("not in its mailbox" in reason for reason in cluster.reasons)
-    assert sent[GRPC] > 1 and sent[MAILBOX] > 1 and sum(patient.found) > 3
+    assert sent[GRPC] > 0 and sent[MAILBOX] > 1 and sum(patient.found) > 3
 
 
 def lossy(every: int) -> Callable[..., None]:
@@ -336,7 +335,7 @@ def test_a_sequence_whose_features_are_lost_opens_anew(
     found, sent, cluster = served(by_gpu(replace(config, speculation=CHAIN)), asked(12))
     assert tokens(found) == tokens(expected)
     assert any("not in its ring" in reason for reason in cluster.reasons)
-    assert sent[GRPC] > 1 and sent[MAILBOX] > 1
+    assert sent[GRPC] > 0 and sent[MAILBOX] > 1
     assert [driver.mappings for driver in gpus] == [0, 0]
 
 

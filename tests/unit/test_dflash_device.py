@@ -17,6 +17,7 @@ from eyas.common.types import Role
 from eyas.engine.kernels.drafts import block
 from eyas.engine.loading.draft_build import draft_worker
 from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.speculation.draft_worker.device_runner import BatchBuffer, BatchLayout
 from tests.unit.test_device_engine import SIZES
 from tests.unit.tiny import write_tiny_llama
 from tests.unit.tiny_dflash import write_tiny_dflash
@@ -24,7 +25,7 @@ from tests.unit.tiny_dflash import write_tiny_dflash
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 WINDOW = {"layers": 2, "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4}
-BATCHES = ({"a": 5}, {"a": 2, "b": 6, "c": 1})  # rows of whom
+BATCHES = ({"a": 11}, {"a": 2, "b": 6, "c": 1})  # rows of whom; a batch takes four of each, in several pieces
 
 
 def proposals(
@@ -71,6 +72,24 @@ def test_blocks_are_the_plain_runners(tmp_path: Path, steps: int, keys: dict[str
     assert theirs == ours
     assert all(len(tokens) == steps for tokens, _ in ours)
     assert len({tuple(tokens) for tokens, _ in ours}) > 1, "every proposal was the same: nothing was tried"
+
+
+def test_all_pieces_of_a_run_tell_the_tables_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device writes them in any order."""
+    told_of: list[list[tuple[int, int, int]]] = []
+    send = BatchBuffer.send
+
+    def seen(buffer: BatchBuffer, layout: BatchLayout, inputs: Any, slots: list[int], writes: Any) -> None:
+        send(buffer, layout, inputs, slots, writes)
+        part = buffer._parts(layout)
+        told_of.append([(slot, int(part["ends"][i]), int(part["last"][i])) for i, slot in enumerate(slots)])
+
+    monkeypatch.setattr(BatchBuffer, "send", seen)
+    proposals(tmp_path, steps=1)
+    several = [batch for batch in told_of if len(batch) > len({slot for slot, *_ in batch})]
+    assert len(several) > 2 and all(len(set(batch)) == len({slot for slot, *_ in batch}) for batch in several)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from eyas.common.types import KvKind
 from eyas.engine.batch.sequence import RingPlace, Sequence, SequenceWork
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.tree import DraftCounts
-from eyas.engine.device.slot_table import BEGINNING, SlotOccupant, SlotTable
+from eyas.engine.device.slot_table import BEGINNING, FIRST, SlotOccupant, SlotTable
 from eyas.engine.ipc import lending
 from eyas.engine.ipc.draft_channel import MailChannel, OfferedChannel, answer
 from eyas.engine.ipc.mailbox import PAGE
@@ -187,15 +187,17 @@ def test_a_sequence_is_begun_only_where_a_device_posts_its_rounds(pair: GpuPair)
     first, second, third = _sequences(pair.drafter, 3)
     for seq in (first, third):
         pair.drafter.close(seq)
-    assert pair.drafter.begin(third, 2) and third.mailed
+    assert pair.drafter.begin(third, 2, replace(SPEC, steps=2)) and third.mailed
     pair.drafter.close(second)
     (opened,) = [one for up in pair.drafter.outgoing() for one in up.opens if one.seq == third.uid][-1:]
     assert opened.base_len == 2 and opened.place == third.ring.number
+    assert opened.steps == 2, "its first rows come by the device too, so no commit says it"
     pair.drafter._spec = replace(SPEC, ngram=True)
-    assert not pair.drafter.begin(first, 2) and first.ring is None
+    assert not pair.drafter.begin(first, 2, SPEC) and first.ring is None
     pair.drafter._spec = SPEC
+    assert not pair.drafter.begin(first, 2, None), "its rounds are plain"
     taken = [pair.offered.take_place(WORKER, 90 + i, by_device=True) for i in range(PLACES - 1)]
-    assert all(taken) and not pair.drafter.begin(first, 2), "no place is left"
+    assert all(taken) and not pair.drafter.begin(first, 2, SPEC), "no place is left"
 
 
 def test_large_features_are_lent_beside_their_commit(pair: GpuPair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,26 +214,41 @@ def test_large_features_are_lent_beside_their_commit(pair: GpuPair, monkeypatch:
 
 
 def test_rounds_count_on_a_drafter_that_has_answered(pair: GpuPair) -> None:
-    """Until then the second one waits a little, and no other."""
+    """Until then those two wait a little that may have drafts by then, and no other."""
     seq = pair.begun()
     seen, occupant = [], SlotOccupant(0, 0, drafted=True)
-    for base in (5, 6, 7):
+    for base in (5, 6, 7, 8):
         assert pair.landed(seq, base, seq.ring.generation, late=True) == []
-        seen.append(SlotTable._looks(seq, occupant, 64))
-        occupant.mailed_rounds += 1
-    assert seen == [1, 64 // BEGINNING, 1] and not seq.answered
+        seen.append(SlotTable._looks(seq, occupant, 64, 5))
+        occupant.mailed_steps += 1
+    assert seen == [1, 5, 64 // BEGINNING, 1] and not seq.answered
     pair.answered.mailbox(PEER).propose(
         seq.ring.number, DraftProposal(seq.uid, seq.ring.generation - 1, 6, (1,), (-1,))
     )
-    pair.landed(seq, 8, seq.ring.generation, late=True)
+    pair.landed(seq, 9, seq.ring.generation, late=True)
     assert not seq.answered, "that was the sequence before it"
     pair.answered.mailbox(PEER).propose(
         seq.ring.number, DraftProposal(seq.uid, seq.ring.generation, 6, (1,), (-1,))
     )
-    pair.landed(seq, 9, seq.ring.generation, late=True)
-    assert seq.answered and SlotTable._looks(seq, occupant, 64) == 64
+    pair.landed(seq, 10, seq.ring.generation, late=True)
+    assert seq.answered and SlotTable._looks(seq, occupant, 64, 5) == 64
     pair.drafter.close(seq)
     assert pair.drafter.open(seq, 4, None) and not seq.answered
+
+
+@pytest.mark.parametrize(("others", "looks"), [(0, 64 // FIRST), (3, 64 // FIRST // 4)])
+def test_first_rounds_wait_the_less_the_more_others_wait_with_them(
+    pair: GpuPair, others: int, looks: int
+) -> None:
+    seq = pair.begun()
+    table = SlotTable(SimpleNamespace(), SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+    seq.slot, seq.occupancy = 0, 4
+    table._occupants[0] = SlotOccupant(4, seq.choice, drafted=True, mailed_steps=1)
+    work = SequenceWork(seq, 5, [1], None, sample=True, round=True)
+    alone = SequenceWork(Sequence(9, seq.generation, 0, (1,), []), 5, [1], None, sample=True, round=True)
+    assert table._first_looks([work, *[alone] * others], 64) == looks
+    table._occupants[0].mailed_steps = 2
+    assert table._first_looks([work], 64) == 1
 
 
 @pytest.mark.parametrize("ringed", [0, -1])

@@ -10,6 +10,7 @@ import pytest
 from fake_gpu import FakeDriver
 from test_draft_engine import PEER, WIDTH, Drive, _commit, _open
 
+from eyas.common.config import MOST_STEPS
 from eyas.engine.ipc.mailbox import NEWEST, DraftMailbox, MailLayout
 from eyas.engine.ipc.messages import DraftChannel, DraftClose, DraftClosed, DraftProposal
 from eyas.engine.ipc.row_ring import LocalGpu, RowMemory, tag
@@ -88,6 +89,35 @@ def test_a_round_becomes_a_commit_and_its_drafts_are_left_there() -> None:
     assert drive.left(2) == (tag(1, 6) & 0xFFFFFFFF, [12, 13])
     count = len(drive.seen)
     assert not drive.hear() and len(drive.seen) == count, "a round is heard once"
+
+
+def test_the_first_rows_come_by_the_mailbox_if_their_open_says_what_they_ask_for() -> None:
+    drive = MailDrive()
+    for steps in (0, 2):
+        drive.up(msgspec.structs.replace(_open(1, base=3, place=2), steps=steps))
+        drive.post(2, 1, 3, 10, 11, 12)
+        assert not drive.hear()
+        assert len(drive.seen) == (steps > 0)
+    assert drive.seen[0].tokens == [10, 11, 12] and len(drive.seen[0].ringed) == 3
+    assert drive.left(2) == (tag(1, 6) & 0xFFFFFFFF, [12, 13])
+    drive.post(2, 1, 6, 13)
+    assert not drive.hear() and drive.seen[-1].tokens == [13]
+
+
+def test_a_sequence_that_ends_before_its_first_rows_leaves_nothing() -> None:
+    drive = MailDrive()
+    drive.up(msgspec.structs.replace(_open(1, base=3, place=2), steps=2))
+    assert not drive.up(DraftClose(1, 1))[1]
+    drive.post(2, 1, 3, 10)
+    assert not drive.hear() and not drive.seen
+    assert not drive.engine._sequences.followed and drive.pool.used == 0
+
+
+@pytest.mark.parametrize("steps", [-1, MOST_STEPS + 1])
+def test_an_open_that_asks_for_impossible_chains_is_refused(steps: int) -> None:
+    drive = MailDrive()
+    (closed,) = drive.up(msgspec.structs.replace(_open(1, base=3, place=2), steps=steps))[1]
+    assert "steps" in closed.reason and not drive.engine._sequences.followed
 
 
 def test_the_first_drafts_are_left_there_too() -> None:
@@ -225,6 +255,7 @@ def test_it_looks_often_while_rounds_come_and_seldom_later(monkeypatch: pytest.M
 
 def test_waiting_for_a_round_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_engine, "SPIN_S", 0.02)
+    monkeypatch.setattr(draft_engine, "BUSY_S", 60.0)
     drive = MailDrive()
     drive.follow()
     began = time.monotonic()

@@ -8,6 +8,7 @@ import mmap
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from fake_gpu import FakeDriver
 from test_draft_engine import PAGE, PEER, VOCAB, _commit, _open
@@ -119,6 +120,20 @@ def test_commands_change_sequences_between_batches_only(drive: AheadDrive) -> No
     assert [one.place.number for one in drive.device.launched[-1]] == [1]
     drive.tell(DraftPeerGone(PEER))
     assert drive.pool.used == 0 and not drive.engine._ahead.flying
+
+
+def test_a_batch_waits_for_those_with_rows_and_gives_way_to_first_ones(drive: AheadDrive) -> None:
+    """They need a pass of the host's runner, for which the device has to be free."""
+    drive.follow()
+    drive.up(msgspec.structs.replace(_open(2, base=3, place=1), steps=2))
+    assert [one.place.number for one in drive.device.launched[-1]] == [2]
+    before, passes = drive.device.stopped, len(drive.seen)
+    drive.post(1, 2, 3, 12, 13)
+    drive.hear()
+    assert (
+        drive.device.stopped > before and len(drive.seen) == passes + 1 and drive.seen[-1].tokens == [12, 13]
+    )
+    assert {one.place.number for one in drive.device.launched[-1]} == {1, 2}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from eyas.common.types import EngineTimings, GenerationRequest, KvHandle, Prompt
 from eyas.engine.batch.page_table import PageTable
 from eyas.engine.batch.prompt_scores import PromptScores, ScoreRequest
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.batch.window import FeatureWindow
+from eyas.engine.batch.window import FIRST_ROWS, FeatureWindow
 from eyas.engine.states.shape import SPAN
 
 
@@ -266,6 +266,14 @@ class SequenceWork:
         """
         certain = self.start + (0 if self.round else len(self.tokens))
         return certain // SPAN * SPAN
+
+    @property
+    def mailed_rows(self) -> int:
+        """The rows at the end of a prompt with which a drafter far away begins, where the device itself sends
+        them; else 0. Others that start from the prompt need its last one on the host.
+        """
+        begins = self.sample and not self.round and self.seq.mailed and not self.seq.is_shared
+        return min(len(self.tokens), FIRST_ROWS) if begins else 0
 
     @property
     def followed(self) -> bool:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 ROWS = 128  # a window has at least this many rows before the newest, if the sequence has them
+FIRST_ROWS = 96
+"""The most rows of a prompt with which a drafter far away begins, where a device sends it them."""
 
 
 class DeviceFeatures(Protocol):

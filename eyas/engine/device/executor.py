@@ -29,6 +29,7 @@ from eyas.engine.device.step import (
     CatchUp,
     FeatureRequest,
     JoinBatch,
+    MailedPrompts,
     MaskedRows,
     StepInput,
     StepShape,
@@ -247,6 +248,8 @@ class StepExecutor:
             self._program.rest(self._program.choose())
         else:
             captured.rest.replay()
+        if step.mailed is not None:
+            self._mail(self._program, step.mailed)
         self.certain = (
             None if step.feature_request is None else self._certain(self._program, step.feature_request)
         )
@@ -296,6 +299,14 @@ class StepExecutor:
         if request.rows:
             parts.append(program.features(places[count:]))
         return torch.cat(parts).float().to("cpu", non_blocking=True)
+
+    def _mail(self, program: StepProgram, prompts: MailedPrompts) -> None:
+        """Posts the ends of prompts that have landed."""
+        parts = prompts.slots, prompts.rows, prompts.words
+        pinned = _pinned(np.concatenate([part.reshape(-1) for part in parts]), self.state.device)
+        packed = pinned.to(self.state.device, non_blocking=True).split([part.size for part in parts])
+        slots, rows, words = (each.clone() for each in packed)  # on 16 bytes, as kernels like it
+        program.mail(slots, rows.long(), words.view(prompts.words.shape))
 
     def copy_page(self, source: int, target: int, rank: int = 0) -> None:
         """Copies a page in every pool, after the steps before it and before those after it.
@@ -375,6 +386,8 @@ class StepExecutor:
             self._draft_forced(padding)  # of a length that no slot has
         if self.state.tap is not None:
             self._certain(program, FeatureRequest(range(min(shape.round_rows, 1)), [0]))
+            if self.state.tap.mails:
+                self._mail(program, MailedPrompts.padding(self.tables.padding_slot))
         self.wait()
 
     @torch.inference_mode()

@@ -158,16 +158,19 @@ def _rows(words: np.ndarray, count: int) -> list[list[int]]:
 
 
 class DeviceResident(NamedTuple):
-    """Features that stay on the device, of the sequence in `slot`. `generation`: as `StepResult.ringed`."""
+    """Features that stay on the device, of the sequence in `slot`. `generation`: as `StepResult.ringed`.
+    `last`: of how many rows, those at a prompt's end; 0: of all.
+    """
 
     keeper: DeviceFeatures
     slot: int
     generation: int
+    last: int = 0
 
     def of(self, one: StepResult) -> StepResult:
         """A copy of the result with its features."""
-        work = one.work
-        rows = range(work.start, work.start + one.rows)
+        work, end = one.work, one.work.start + one.rows
+        rows = range(end - (self.last or one.rows), end)
         return one._replace(
             features=DeviceRows(self.keeper, self.slot, work.occupancy, rows), ringed=self.generation
         )
@@ -179,13 +182,15 @@ class AcceptedFeatures:
 
     `path_rows` rows for each round that comes to the host, those of its path and others behind them; then one
     for each such single; then, in order, `chunks[i]` rows for the end of chunk i. `stay`: of rounds and
-    singles; None: its features come to the host. `rows`: None: nothing does.
+    singles; None: its features come to the host. `mailed`: of chunks; None: none of it stays. `rows`: None:
+    nothing comes to the host.
     """
 
     rows: torch.Tensor | None
     path_rows: int
     chunks: SequenceOf[int]
     stay: SequenceOf[DeviceResident | None]
+    mailed: SequenceOf[DeviceResident | None]
 
     def of(self, landed: SequenceOf[StepResult], rounds: int) -> list[StepResult]:
         """`landed`, chunks first, then as many rounds, then singles, with their features."""
@@ -197,7 +202,10 @@ class AcceptedFeatures:
                 decoded.append(one._replace(features=self._rows(first, one.rows)))
                 first += self.path_rows if i < rounds else 1
         results = []
-        for one, count in zip(landed, self.chunks, strict=False):
+        for one, count, resident in zip(landed, self.chunks, self.mailed, strict=False):
+            if resident is not None:
+                results.append(resident.of(one))
+                continue
             results.append(one._replace(features=self._rows(first, count) if count else None))
             first += count
         return results + decoded
@@ -208,11 +216,23 @@ class AcceptedFeatures:
 
 
 def chunk_ends(chunks: SequenceOf[SequenceWork]) -> list[int]:
-    """Counts the rows at the end of each chunk whose features a drafter may need."""
+    """Counts the rows at the end of each chunk whose features a drafter may need on the host."""
     return [
         max(0, min(len(work.tokens), work.start + len(work.tokens) + ROWS - len(work.seq)))
-        if work.seq.generation.request.speculative
+        if work.seq.generation.request.speculative and not work.mailed_rows
         else 0
+        for work in chunks
+    ]
+
+
+def mailed_ends(
+    chunks: SequenceOf[SequenceWork], keeper: DeviceFeatures | None
+) -> list[DeviceResident | None]:
+    """Marks the chunks whose last rows the device sends to their drafter. `keeper`: as of `staying`."""
+    return [
+        DeviceResident(keeper, work.seq.slot, work.seq.ring.generation, work.mailed_rows)
+        if keeper is not None and work.seq.ring is not None and work.mailed_rows
+        else None
         for work in chunks
     ]
 

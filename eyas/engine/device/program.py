@@ -20,6 +20,7 @@ from eyas.engine.device.step import STATES, StepShape
 from eyas.engine.kernels.attention.group_rows import in_group
 from eyas.engine.kernels.drafts import landing, paths
 from eyas.engine.kernels.drafts import rounds as round_kernels
+from eyas.engine.kernels.drafts.rounds import FACTS
 from eyas.engine.kernels.exchange import mailbox, row_ring
 from eyas.engine.kernels.sampling import sample
 from eyas.engine.kernels.sampling.special import mask_in_place
@@ -182,12 +183,19 @@ class StepProgram:
         self._rows, self._ahead, drafter = rows, None, state.drafter
         if drafter is not None and shape.drafts and not shape.chunk:
             self._ahead = drafter.of(adapted=shape.adapted).ahead(self._tapped, rows, shape.headed)
+        if state.tap is not None and self._in_order and not shape.chunk:
+            self._ahead = state.tap.ahead(self._tapped, rows.tokens)
         if shape.sampled:
             picked = part["picked"] if shape.chunk else None
             self.logits = state.model.logits(x, picked, self._room, rows.adapters)
-        if drafter is not None:
-            drafter.meet()  # here, since a graph ends with the logits
+        if state.head is not None:
+            state.head.meet()  # here, since a graph ends with the logits
         return x
+
+    @property
+    def _in_order(self) -> bool:
+        """Do the rows of a path, and those behind it, stand side by side whatever is accepted?"""
+        return self._paths.shape[1] == self._shape.width and not self._state.trees
 
     @property
     def adapters(self) -> torch.Tensor | None:
@@ -267,12 +275,27 @@ class StepProgram:
             row_ring.put(state.tables, singles, rows[rounds:])
         return features
 
+    def mail(self, slots: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
+        """Posts the ends of prompts, once this step has given their first tokens, as it posts rounds: drafts
+        for their first rounds follow. As `MailedPrompts`, on the device; `rows` int64 [E * P].
+        """
+        state, tap = self._state, self._state.tap
+        assert tap is not None and tap.windows is not None
+        last = words[:, :1].long() + (FACTS - 1)
+        words.scatter_(1, last, state.tables.root.index_select(0, slots)[:, None])
+        windows = tap.windows.rows
+        written = row_ring.WrittenRows(slots, tap.place.rows, windows, words)
+        row_ring.put(state.tables, written, self.features(rows).to(windows.dtype))
+        mailbox.post(state.tables, slots, words, tap.place)
+
     def _on_paths(self) -> torch.Tensor:
         """Features of the rows of paths, as `_keep` gives them. A chain's path begins with its first nodes:
         its rows are in order.
         """
-        shape, rows, device = self._shape, self._paths.shape[1], self._tapped.device
-        if rows == shape.width and not self._state.trees:
+        shape, device = self._shape, self._tapped.device
+        if self._ahead is not None:
+            return self._ahead
+        if self._in_order:
             own = slice(0, shape.round_rows)
             assert self._state.head is not None
             return self._state.head.features(self._tapped[own], self._rows.tokens[own])

@@ -30,6 +30,7 @@ from eyas.engine.device.flight import (
     StepOutput,
     chunk_ends,
     feature_request,
+    mailed_ends,
     staying,
 )
 from eyas.engine.device.slot_table import SlotOccupant, SlotTable, without_singles
@@ -39,6 +40,7 @@ from eyas.engine.device.step import (
     ArrivedState,
     CatchUp,
     FeatureRequest,
+    MailedPrompts,
     PlacedBatch,
     StepInput,
     StepLayout,
@@ -106,6 +108,7 @@ class DeviceRunner:
                 states,
                 any(one.experts for asked in to_score for _, one in asked),
                 own_forced,
+                MailedPrompts.of(each.chunks, shape.round_rows),
             )
             for rank, each, own_writes, slots, states, own_forced in zip(
                 *(self._ranks, placed, writes, filled(grammar_slots, self._padding_slot), arrived, forced),
@@ -163,9 +166,9 @@ class DeviceRunner:
         if tap is None:
             return None, None
         path_rows, ends = self._executor.state.path_rows(shape.width), chunk_ends(placed.chunks)
-        stay = staying(placed, tap.windows)
+        stay, mailed = staying(placed, tap.windows), mailed_ends(placed.chunks, tap.windows)
         request = feature_request(placed, shape, path_rows, ends, stay)
-        return AcceptedFeatures(None, path_rows, ends, stay), request
+        return AcceptedFeatures(None, path_rows, ends, stay, mailed), request
 
     def _parts(
         self,

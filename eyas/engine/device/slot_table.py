@@ -28,6 +28,10 @@ BEGINNING = 4
 """The second round behind a prompt waits so much less for a drafter that has not answered yet: with few
 sequences it may be in time.
 """
+FIRST = 2
+"""The first one, whose drafter has the prompt's rows, waits so much less, and the less the more others are in
+the step: all of them wait with it.
+"""
 
 
 @dataclass
@@ -36,8 +40,8 @@ class SlotOccupant:
 
     `drafted`: something is proposed for it inside the step. `verified`: there may be drafts from elsewhere in
     the step that is being launched. `ring`: where its features go. `polls`: how often it looks for drafts in
-    a mailbox. `mailed_rounds`: since it has that, of which the first cannot have any. `waiting`: rows that
-    plain rounds have left to the head. `others`: as `pages`, by the names of the further tables.
+    a mailbox. `mailed_steps`: since it has that, rounds and the step that mailed its prompt's end. `waiting`:
+    rows that plain rounds have left to the head. `others`: as `pages`, by the names of the further tables.
     `continuation`: as the lookup knows it.
     """
 
@@ -48,7 +52,7 @@ class SlotOccupant:
     ring: RingPlace | None = None
     verified: bool = False
     polls: int = 0
-    mailed_rounds: int = 0
+    mailed_steps: int = 0
     waiting: int = 0
     pages: int = 0
     grows: bool = False
@@ -84,7 +88,8 @@ class SlotTable:
             for work in works
             if work.round and work.start > work.seq.bound and work.seq.state >= 0 and self._is_new(work)
         ]
-        return writes, [work for work in works if self._tell(work, writes, polls)], arrived
+        first = self._first_looks(works, polls)
+        return writes, [work for work in works if self._tell(work, writes, polls, first)], arrived
 
     def _is_new(self, work: SequenceWork) -> bool:
         """Whether the sequence was not in its slot before."""
@@ -151,7 +156,7 @@ class SlotTable:
             return self.occupant(work).verified
         return width == 1 or self.occupant(work).drafted
 
-    def _tell(self, work: SequenceWork, writes: TableWrites, polls: int) -> bool:
+    def _tell(self, work: SequenceWork, writes: TableWrites, polls: int, first: int) -> bool:
         """True: the sequence joins. The head, if there is one, has to run its newest draft row, which is
         counted as there.
         """
@@ -171,11 +176,11 @@ class SlotTable:
         occupant.verified = bool(tree) or seq.mailed
         if occupant.ring is not seq.ring:
             writes.ring(seq.slot, seq.ring)
-            occupant.ring, occupant.mailed_rounds = seq.ring, 0
-        if seq.mailed and occupant.polls != (looks := self._looks(seq, occupant, polls)):
+            occupant.ring, occupant.mailed_steps = seq.ring, 0
+        if seq.mailed and occupant.polls != (looks := self._looks(seq, occupant, polls, first)):
             writes.put("polls", seq.slot, (looks,))
             occupant.polls = looks
-        occupant.mailed_rounds += work.round
+        occupant.mailed_steps += work.round or work.mailed_rows > 0
         if tree is not None:
             writes.draft(seq.slot, tree, branching=self._state.trees)
         if occupant.continuation is not seq.continuation:
@@ -188,13 +193,19 @@ class SlotTable:
         return joins
 
     @staticmethod
-    def _looks(seq: Sequence, occupant: SlotOccupant, polls: int) -> int:
-        """How often a round looks for its drafts. While its drafter begins, which takes as long as features
-        take by the fronts, all others of the step would wait in vain with it.
+    def _looks(seq: Sequence, occupant: SlotOccupant, polls: int, first: int) -> int:
+        """How often a round looks for its drafts. While its drafter begins all others of the step might wait
+        in vain with it. `first`: as of `_first_looks`.
         """
         if seq.answered:
             return polls
-        return max(polls // BEGINNING, 1) if occupant.mailed_rounds == 1 else 1
+        return {1: first, 2: max(polls // BEGINNING, 1)}.get(occupant.mailed_steps, 1)
+
+    def _first_looks(self, works: SequenceOf[SequenceWork], polls: int) -> int:
+        """How often first rounds behind prompts look for their drafts."""
+        fresh = [work for work in works if work.round and work.seq.mailed and not work.seq.answered]
+        begun = [w for w in fresh if not self._is_new(w) and self.occupant(w).mailed_steps == 1]
+        return max(polls * len(begun) // (FIRST * len(works)), 1)
 
     def _expect(self, work: SequenceWork, occupant: SlotOccupant, writes: TableWrites) -> None:
         """What recent answers say of a sequence has changed."""
@@ -234,7 +245,8 @@ class SlotTable:
         if self._elsewhere:
             writes.ring(seq.slot, seq.ring)  # whatever the sequence before it had
         return SlotOccupant(
-            seq.occupancy, seq.choice, drafted, seq.continuation, seq.ring, mailed_rounds=int(work.round)
+            *(seq.occupancy, seq.choice, drafted, seq.continuation, seq.ring),
+            mailed_steps=2 * work.round,  # its drafter hears of it by the fronts, not sooner than of a second
         )
 
     def _is_drafted_for(self, work: SequenceWork) -> bool:

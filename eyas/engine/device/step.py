@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from eyas.engine.batch.sections import ALIGNMENT, sections
 from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.batch.spans import QuerySpan
+from eyas.engine.batch.window import FIRST_ROWS
 from eyas.engine.kernels.drafts.rounds import FACTS
 from eyas.engine.states.shape import SPAN
 from kv_transfer.layout import pages_for
@@ -173,6 +174,42 @@ class FeatureRequest:
     rows: SequenceOf[int]
 
 
+@dataclass(frozen=True)
+class MailedPrompts:
+    """The last rows of E prompts that end in a step, up to P of each, for the mailboxes of their slots.
+
+    `slots` int32 [E]; `rows` int32 [E, P]: places in the forward; `words` int32 [E, FACTS + FIRST_ROWS], as
+    results of rounds: how many rows there are, and their tokens but the last, which the step chooses.
+    """
+
+    slots: np.ndarray
+    rows: np.ndarray
+    words: np.ndarray
+
+    @classmethod
+    def of(cls, chunks: SequenceOf[SequenceWork], first: int) -> Self | None:
+        """Those of a step's chunks, whose rows stand in the forward from `first` on; None: there are none."""
+        ends = first + np.cumsum([len(work.tokens) for work in chunks])
+        mailed = [(work, end) for work, end in zip(chunks, ends.tolist(), strict=True) if work.mailed_rows]
+        if not mailed:
+            return None
+        most = max(work.mailed_rows for work, _ in mailed)
+        rows = np.zeros((len(mailed), most), np.int32)
+        words = np.zeros((len(mailed), FACTS + FIRST_ROWS), np.int32)
+        for i, (work, end) in enumerate(mailed):
+            count = words[i, 0] = work.mailed_rows
+            rows[i, :count] = np.arange(end - count, end)
+            words[i, FACTS : FACTS + count - 1] = work.tokens[len(work.tokens) - count + 1 :]
+        return cls(np.array([work.seq.slot for work, _ in mailed], np.int32), rows, words)
+
+    @classmethod
+    def padding(cls, slot: int) -> Self:
+        """Of one row that is mailed nowhere."""
+        words = np.zeros((1, FACTS + FIRST_ROWS), np.int32)
+        words[0, 0] = 1
+        return cls(np.array([slot], np.int32), np.zeros((1, 1), np.int32), words)
+
+
 class ArrivedState(NamedTuple):
     """A slot of states whose rows came from elsewhere, or from another slot: where its state stands, and the
     end of its rows.
@@ -192,7 +229,7 @@ class StepInput:
     features. `drafted_slots`: slots whose drafts the host wants to know, as `StepExecutor.drafts` tells them.
     `arrived`: slots of states that are new to the device, as `kernels.states.rings.remake` takes them.
     `recorded`: which experts its rows take will be asked for. `forced`: rows of `kernels.drafts.forced`, one
-    after the other.
+    after the other. `mailed`: None: no prompt's rows go to a mailbox.
     """
 
     shape: StepShape
@@ -205,6 +242,7 @@ class StepInput:
     arrived: SequenceOf[ArrivedState] = ()
     recorded: bool = False
     forced: SequenceOf[int] = ()
+    mailed: MailedPrompts | None = None
 
 
 class MaskedRows(NamedTuple):

@@ -107,6 +107,7 @@ class DraftOpen(TaggedMessage, frozen=True):
 
     `params` and `choice` key the sampling noise. Its tokens come with its commits. `place`: in the channel's
     mailboxes, by which its rows after the first commit come and its proposals go; -1: all by the fronts.
+    `steps`: of the chains that its rows there ask for, if the first ones come there too; 0: a commit says.
     """
 
     seq: int
@@ -117,6 +118,7 @@ class DraftOpen(TaggedMessage, frozen=True):
     handle: KvHandle | None = None
     attempt: int = 0
     place: int = -1
+    steps: int = 0
 
 
 class DraftCommit(TaggedMessage, frozen=True):

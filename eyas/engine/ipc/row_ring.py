@@ -17,15 +17,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from eyas.common.errors import ConfigError
+from eyas.engine.batch.window import FIRST_ROWS
 from eyas.engine.ipc.messages import DraftChannel
 from kv_transfer.gpu.driver import DriverError, GpuDriver, GpuMemory
 
 WORD_BYTES = 8
 GOLDEN = 0x9E3779B1  # odd: 2^32 over the golden ratio, so that generations lie far from each other
 WAITING_ROWS = 16
-"""Rows of a sequence that a draft worker may leave there, beside those of two rounds, until its head takes
-them: many at once cost hardly more than one."""
-MOST_BYTES = 1 << 30
+"""Rows of a sequence that a draft worker may leave there until its head takes them: many at once cost hardly
+more than one."""
+MOST_BYTES = 1 << 31
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -68,8 +69,10 @@ def tag(generation: int, position: int) -> int:
 
 
 def ring_rows(round_rows: int) -> int:
-    """Rows that a ring keeps per sequence, if a round makes up to `round_rows` certain."""
-    return 1 << (WAITING_ROWS + 2 * round_rows - 1).bit_length()
+    """Rows that a ring keeps per sequence, if a round makes up to `round_rows` certain: a prompt's, or those
+    that wait, and two rounds' behind them.
+    """
+    return 1 << (max(FIRST_ROWS, WAITING_ROWS) + 2 * round_rows - 1).bit_length()
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 
 from eyas.common.config import EngineConfig
 from eyas.common.types import KvKind
+from eyas.engine.batch.window import FIRST_ROWS
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.fp8 import scales_of
 from eyas.engine.checkpoint.packed import PackedConfig
@@ -29,6 +30,7 @@ from eyas.engine.device.special import SLICE
 from eyas.engine.device.step import StepShape
 from eyas.engine.formats.packed import in_order
 from eyas.engine.kernels.drafts.forced import HEAD, draft_forced
+from eyas.engine.kernels.drafts.rounds import FACTS
 from eyas.engine.kernels.products.few import MOST_ROWS
 from eyas.engine.kernels.products.skinny import MAX_ROWS
 from eyas.engine.kernels.sampling.special import COLUMNS, mask_words
@@ -79,6 +81,9 @@ def launches(config: EngineConfig) -> None:
     if loaded.width > 1:
         row = HEAD + state.tables.drafts.shape[1]
         draft_forced(state.tables, torch.empty(1, row, dtype=torch.int32, device="meta"))
+    if state.tap is not None and state.tap.mails:
+        slots, rows = (torch.empty(1, dtype=dtype, device="meta") for dtype in (torch.int32, torch.int64))
+        program.mail(slots, rows, torch.empty(1, FACTS + FIRST_ROWS, dtype=torch.int32, device="meta"))
     if state.state_layers:
         remake(state.state_layers[:1], torch.empty(3, 1, dtype=torch.int32, device="meta"))
     if state.drafter is not None:

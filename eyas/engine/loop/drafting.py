@@ -23,7 +23,7 @@ from eyas.common.types import KvHandle, RequestDraftLimits
 from eyas.engine.batch.sequence import GenerationKind, Sequence, SequenceWork
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.batch.window import ROWS, DeviceRows
+from eyas.engine.batch.window import FIRST_ROWS, DeviceRows
 from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.ipc.messages import DraftDown, DraftUp
 from eyas.engine.speculation.depth import narrowed, shallower
@@ -96,24 +96,25 @@ class DraftCoordinator:
         if not propose:
             return  # a drafter far away hears of a prompt by its handle, or of the window at its end
         if seq.drafting:
-            undrafted, want = not one.drafts.offered, self._want(seq)
+            undrafted, want = one.work.round and not one.drafts.offered, self._want(seq)
             self._commits.append(AcceptedRows(seq, start, tokens, features, want, one.ringed, undrafted))
         else:
             self._open_from_window(seq)
 
     def beginning(self, works: SequenceOf[SequenceWork]) -> None:
         """Prompts of a step that is launched: a drafter far away hears of those that end there, if devices
-        post their rounds. Then the first round does, which is launched before the prompt has landed.
+        post their rows and rounds. So it can draft as soon as the step is over.
         """
         if self.drafter is None or self.drafter.local_kv or self.plain:
             return
         for work in works:
-            seq, rows = work.seq, min(len(work.tokens), ROWS)
+            seq, rows = work.seq, min(len(work.tokens), FIRST_ROWS)
             generation = seq.generation
             ends = work.sample and not work.round and generation.kind is not GenerationKind.PREFILL
-            whole = rows == ROWS or not seq.window.chunks  # of the features that it begins with
+            whole = rows == FIRST_ROWS or not seq.window.chunks  # of the features that it begins with
             if ends and whole and generation.request.speculative and not seq.drafting:
-                seq.drafting = self.drafter.begin(seq, work.start + len(work.tokens) - rows)
+                base = work.start + len(work.tokens) - rows
+                seq.drafting = self.drafter.begin(seq, base, self._want(seq))
 
     def fork(self, leader: Sequence, follower: Sequence, features: torch.Tensor | None) -> None:
         """`follower` begins with the prompt that `leader` led; `features` end with the prompt's last row."""

@@ -253,6 +253,7 @@ class DeviceTap:
         self, tap: FeatureTap, spec: SpeculationConfig, width: int, windows: DeviceWindows | None = None
     ) -> None:
         self._tap = tap
+        self._side = SideStream(cuda=windows is not None and windows.rows.is_cuda)
         self.windows = windows
         self.mails = windows is not None and may_mail(spec)
         self.taps = tap.layers
@@ -263,6 +264,20 @@ class DeviceTap:
     def features(self, tapped: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """As of `DeviceDrafter`."""
         return self._tap.features(tapped, tokens)
+
+    def ahead(self, tapped: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor | None:
+        """The features of rounds whose rows are in order whatever is accepted, beside what is launched until
+        `meet`. None: rows are so many that it gains nothing.
+        """
+        if self.windows is None or tapped.shape[0] > MAX_ROWS:
+            return None
+        features: list[torch.Tensor] = []
+        self._side.begin(lambda: features.append(self._tap.features(tapped, tokens)))
+        return features[0]
+
+    def meet(self) -> None:
+        """As of `DeviceDrafter`."""
+        self._side.join()
 
 
 class DeviceProposer:

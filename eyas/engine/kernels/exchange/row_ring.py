@@ -63,7 +63,7 @@ def put(tables: SlotTables, written: WrittenRows, features: Tensor) -> None:
         written.windows.view(torch.int32),
         tables.padding_slot,
         0 if counts is None else counts.stride(0),
-        PATH=count // size,
+        count // size,
         RING=written.ring_rows,
         WINDOW=written.windows.shape[1],
         WIDTH=width,
@@ -72,7 +72,7 @@ def put(tables: SlotTables, written: WrittenRows, features: Tensor) -> None:
     )
 
 
-@kernel(do_not_specialize=(*PLAIN, "slots", "rings", "generations", "counts", "stride"))
+@kernel(do_not_specialize=(*PLAIN, "slots", "rings", "generations", "counts", "stride", "path"))
 def _put(
     slots,
     rings,
@@ -83,16 +83,16 @@ def _put(
     windows,
     padding,
     stride,
-    PATH: tl.constexpr,
+    path,
     RING: tl.constexpr,
     WINDOW: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
-    sequence, index = row // PATH, row % PATH
+    sequence, index = row // path, row % path
     slot = tl.load(slots + sequence)
-    count = PATH
+    count = path
     if counts is not None:
         count = tl.load(counts + sequence * stride)
     if (slot != padding) & (index < count):

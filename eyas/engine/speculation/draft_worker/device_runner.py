@@ -9,11 +9,11 @@ block of words; everything it gives comes back by another; between them it is a 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 import numpy as np
 import torch
@@ -120,16 +120,24 @@ class DeviceDraftRunner:
     def _runs(self, inputs: SequenceOf[DraftInput]) -> list[ProposedTree]:
         """Of at most as many sequences as there are slots: the proposal below all rows of each."""
         proposed: dict[Hashable, ProposedTree] = {}
-        runs = [_cut_up(one, self._few) for one in inputs]
-        for some in zip_longest(*runs):  # the first rows of all runs, then the next ones
-            now = [one for one in some if one is not None]
-            for one, (tree, whole) in zip(now, self._batch(now), strict=True):
+        for some in self._turns([_cut_up(one, self._few) for one in inputs]):
+            for one, (tree, whole) in zip(some, self._batch(some), strict=True):
                 before = proposed.get(one.owner)
                 proposed[one.owner] = ProposedTree(tree, whole and (before is None or before.whole))
         return [proposed[one.owner] for one in inputs]
 
+    def _turns(self, runs: SequenceOf[list[DraftInput]]) -> Iterator[list[DraftInput]]:
+        """The pieces of runs, batch by batch: the first of all runs, then the next ones; all together, if the
+        head drafts blocks: of certain rows it reads keys and values alone, and a layer writes these first.
+        """
+        if self._proposer.head.block is None:
+            yield from ([one for one in some if one is not None] for some in zip_longest(*runs))
+            return
+        pieces, most = list(chain.from_iterable(runs)), self._seats.count
+        yield from (pieces[first : first + most] for first in range(0, len(pieces), most))
+
     def _batch(self, inputs: SequenceOf[DraftInput]) -> list[ProposedTree]:
-        """Of up to `_few` rows each. Waits."""
+        """Of up to `_few` rows each; several may be pieces of one run, in order. Waits."""
         size = self._fill(padded_size(self._sizes, len(inputs)), inputs)
         if (captured := self.graphs.get(size)) is not None:
             captured[0].replay()
@@ -314,14 +322,19 @@ class BatchBuffer:
         inputs: SequenceOf[DraftInput],
         slots: SequenceOf[int],
     ) -> None:
-        """Where each one's certain rows begin and end. The padding slot fills up."""
+        """Where each one's certain rows begin, and where its sequence's end. The padding slot fills up.
+
+        Of all pieces of a run the tables are told the same: below its last row each proposes.
+        """
         starts = [one.extension.offset + one.extension.base for one in inputs]
         counts = [len(one.extension.tokens) for one in inputs]
+        last_of = {slot: i for i, slot in enumerate(slots)}
+        newest = [last_of[slot] for slot in slots]
         for name, values, other in (
             ("slots", slots, self._tables.padding_slot),
             ("starts", starts, 0),
-            ("ends", [start + rows for start, rows in zip(starts, counts, strict=True)], 0),
-            ("last", [i * layout.few + rows - 1 for i, rows in enumerate(counts)], 0),
+            ("ends", [starts[i] + counts[i] for i in newest], 0),
+            ("last", [i * layout.few + counts[i] - 1 for i in newest], 0),
             ("lowest", [one.lowest for one in inputs], 0),
         ):
             part[name][: len(values)], part[name][len(values) :] = values, other

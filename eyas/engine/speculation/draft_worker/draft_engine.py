@@ -133,10 +133,12 @@ class DraftEngine:
         try:
             while not self._stopping:
                 self._pulse.loop()
-                if self._ahead.flying:
+                if self._ahead.flying and not self._posted.any_starts:
                     self._counted(self._ahead.count())
-                elif self._posted.pass_on():
-                    self._step()  # devices wait for these: nothing else goes before them
+                else:
+                    self._counted(self._ahead.stop())
+                    if self._posted.pass_on():
+                        self._step()  # devices wait for these: nothing else goes before them
                 copies = (self._parts.bell.descriptor,) if self._parts.pulls.active else ()
                 for command in self._link.recv(self._nap(), (*self._channels.descriptors, *copies)):
                     self._counted(self._ahead.stop())  # nothing changes below a batch that waits
@@ -174,6 +176,8 @@ class DraftEngine:
         if up.channel is not None and (reason := self._channels.answer(up.peer, up.channel)):
             self._link.send([DraftDown(no_channel=reason, peer=up.peer)])
         self._sequences.up(msgspec.structs.replace(up, commits=tuple(self._whole(up.peer, up.commits))))
+        if any(opened.steps for opened in up.opens):
+            self._posted.came()  # as soon as its prompt is computed
 
     def _whole(self, peer: int, commits: Iterable[DraftCommit]) -> Iterator[DraftCommit]:
         """Commits with their features; those that were lent and are not there stay without."""
@@ -297,6 +301,12 @@ class PostedCommits:
         return any(box is None or not box.place.width for box in boxes)
 
     @property
+    def any_starts(self) -> bool:
+        """Have the first rows of a sequence come, which a batch on the device does not wait for?"""
+        new = [(key, one) for key, one in self._expected if not one.started and not one.commits]
+        return any(self._rounds(key, one) != () for key, one in new)
+
+    @property
     def busy(self) -> bool:
         """Is it likely to come soon?"""
         return time.monotonic() - self._came < BUSY_S and self.any
@@ -333,7 +343,7 @@ class PostedCommits:
 
     @property
     def _expected(self) -> list[tuple[Key, DraftedSequence]]:
-        """Sequences whose next rows are to be in a mailbox: the first have come by the front."""
+        """Sequences whose next rows are to be in a mailbox: what these ask for is known."""
         followed = self._sequences.followed.items()
         return [(key, one) for key, one in followed if one.mailed and one.latest is not None]
 
@@ -343,6 +353,13 @@ class PostedCommits:
         if came:
             self.came()
         return came
+
+    def _rounds(self, key: Key, followed: DraftedSequence) -> tuple[int, ...] | None:
+        """The tokens of its next rows, as `DraftMailbox.rounds` has them; None, too, if it has no place."""
+        opened, mailbox = followed.open, self._mailbox(key[0])
+        if mailbox is None or opened.place >= mailbox.places:
+            return None
+        return mailbox.rounds(opened.place, opened.generation, followed.first + followed.end)
 
     def _look_for(self, key: Key, followed: DraftedSequence) -> bool:
         """One commit, if it has come."""

@@ -52,7 +52,8 @@ class DraftedSequence:
     whose first row is row 0 or one of the next few.
 
     `rows`: written; counted from `first`, like every row here. `commits`: rows to be written and answered.
-    `latest`: its last commit; those in its mailbox, if it has one, ask for the same.
+    `latest`: its last commit; those in its mailbox, if it has one, ask for the same. One without rows where
+    the first ones come there too.
     """
 
     open: DraftOpen
@@ -67,6 +68,11 @@ class DraftedSequence:
     def mailed(self) -> bool:
         """Does it have a mailbox?"""
         return self.open.place >= 0
+
+    @property
+    def started(self) -> bool:
+        """Are any rows written that are not its prompt's by a handle?"""
+        return self.first + self.rows > self.open.base_len
 
     @property
     def lowest(self) -> int:
@@ -197,7 +203,7 @@ class DraftSequences:
         elif handle is None:
             below = message.base_len % self._runner.alignment
             first = message.base_len - below
-            self.followed[key] = DraftedSequence(message, first=first, prompt=None, rows=below)
+            self.followed[key] = DraftedSequence(message, first, None, below, latest=_asked(message))
         else:
             self._open_with_handle(key, message, handle)
 
@@ -222,6 +228,8 @@ class DraftSequences:
             return "the handle has fewer rows than base_len"
         if handle is not None and pages_for(handle.tokens, self._page_size) > self._pool.num_pages:
             return "the draft worker has fewer pages than the prompt"  # others would wait behind it
+        if not 0 <= message.steps <= MOST_STEPS:
+            return f"steps must be between 0 and {MOST_STEPS}"
         try:
             message.params.validate(self._ready.vocab_size)
         except InvalidRequest as error:
@@ -357,6 +365,12 @@ class DraftSequences:
 def _name(handle: KvHandle) -> tuple[str, int, int]:
     """The key of a prompt, the same for all choices of a request."""
     return handle.worker, handle.epoch, handle.id
+
+
+def _asked(opened: DraftOpen) -> DraftCommit | None:
+    """A commit of no rows that asks for what the rows in its mailbox do; None: its first commit says."""
+    steps, base = opened.steps, opened.base_len
+    return DraftCommit(opened.seq, opened.generation, base, (), b"", steps, 1, steps + 1) if steps else None
 
 
 def _features(commit: DraftCommit) -> torch.Tensor:

@@ -38,12 +38,12 @@ class RoundsAhead:
         return bool(self._flight)
 
     def launch(self) -> None:
-        """A batch for the next rounds of all sequences that have had one, if the device can take those of
-        all; else none.
+        """A batch for the next rounds of all sequences that have rows, if the device can take those of all;
+        else none.
         """
         if self._rounds is None or self._flight:
             return
-        followed = [(key, one) for key, one in self._sequences.followed.items() if one.latest is not None]
+        followed = [(key, one) for key, one in self._sequences.followed.items() if one.started]
         if not 0 < len(followed) <= self._rounds.most or len({peer for (peer, _), _ in followed}) > 1:
             return
         if not all([self._can_take(key, one) for key, one in followed]):

@@ -88,9 +88,9 @@ class Drafter(ABC):
         False: no drafter is available at the moment.
         """
 
-    def begin(self, seq: Sequence, base: int) -> bool:
+    def begin(self, seq: Sequence, base: int, want: SpeculationConfig | None) -> bool:
         """Follows a sequence whose prompt is still computed, from row `base` on, if the device will post its
-        rounds: the first of them can do so then. False: it is to be opened when its prompt is there.
+        rows, which ask for what is `want`ed. False: it is to be opened when its prompt is there.
         """
         return False
 

@@ -218,8 +218,8 @@ class LookupDrafter(Drafter):
     def open(self, seq: Sequence, base: int, handle: KvHandle | None) -> bool:
         return self._head is not None and self._head.open(seq, base, handle)
 
-    def begin(self, seq: Sequence, base: int) -> bool:
-        return self._head is not None and self._head.begin(seq, base)
+    def begin(self, seq: Sequence, base: int, want: SpeculationConfig | None) -> bool:
+        return self._head is not None and self._head.begin(seq, base, want)
 
     def post(self, commits: SequenceOf[AcceptedRows]) -> None:
         if self._head is not None:

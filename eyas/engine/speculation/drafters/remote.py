@@ -118,12 +118,15 @@ class RemoteDrafter(Drafter):
         return self._channels.descriptors
 
     def open(self, seq: Sequence, base: int, handle: KvHandle | None) -> bool:
-        return self._open(seq, base, handle, only_mailed=False)
+        return self._open(seq, base, handle)
 
-    def begin(self, seq: Sequence, base: int) -> bool:
-        return mails(seq, self._spec) and self._open(seq, base, None, only_mailed=True)
+    def begin(self, seq: Sequence, base: int, want: SpeculationConfig | None) -> bool:
+        return want is not None and mails(seq, self._spec) and self._open(seq, base, None, want)
 
-    def _open(self, seq: Sequence, base: int, handle: KvHandle | None, *, only_mailed: bool) -> bool:
+    def _open(
+        self, seq: Sequence, base: int, handle: KvHandle | None, mailed: SpeculationConfig | None = None
+    ) -> bool:
+        """`mailed`: what its rows ask for, if all of them are to come by a device; else it is not opened."""
         now = time.monotonic()
         up = [worker for worker in self._workers if now >= self._down_until[worker]]
         if not up:
@@ -136,7 +139,7 @@ class RemoteDrafter(Drafter):
         by_device = mails(seq, self._spec)
         place = self._channels.take_place(worker, self._generations, by_device=by_device)
         followed = _FollowedSequence(seq, worker, self._generations, handle, place)
-        if only_mailed and not followed.mailed:
+        if mailed is not None and not followed.mailed:
             if place is not None:
                 self._channels.give_back(worker, place)
             return False
@@ -152,6 +155,7 @@ class RemoteDrafter(Drafter):
             handle=handle,
             attempt=seq.generation.attempt,
             place=-1 if place is None else place.number,
+            steps=0 if mailed is None else mailed.steps,
         )
         self._outbox[worker].opens.append(message)
         return True
