@@ -39,7 +39,7 @@ class RecordedSessions:
         mode = self._mode(number, line)
         think_s = self._time(number, line, session, mode)
         answer = self._positive(number, line, "output_length")
-        text, messages = self._asked(number, line)
+        text, messages = self._prompt(number, line)
         turn = JobTurn(text, answer, think_s, messages=messages, whole=mode == "history")
         self._turns.setdefault(session, []).append(turn)
 
@@ -88,7 +88,7 @@ class RecordedSessions:
             self._refuse(number, f"{name} is not a number from 0 on")
         return float(value)
 
-    def _asked(self, number: int, line: Mapping[str, Any]) -> tuple[str, tuple[Mapping[str, Any], ...]]:
+    def _prompt(self, number: int, line: Mapping[str, Any]) -> tuple[str, tuple[Mapping[str, Any], ...]]:
         """The text, and the messages if there are some."""
         if "messages" in line:
             messages = line["messages"]

@@ -27,7 +27,7 @@ from eyas.engine.kernels.experts import grouped_tiles
 from eyas.engine.kernels.experts.grouped_tiles import GroupedTile
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kernels.products.skinny_tiles import ProductShape, ProductTile, tile_for
-from eyas.engine.loading.first_tiles import kept
+from eyas.engine.loading.first_tiles import keep_tiles
 from eyas.engine.loading.product_shapes import DenseProduct, ExpertProducts, SearchedProducts
 from eyas.engine.models.table import read_model
 
@@ -199,13 +199,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=float, default=20.0)
     args = parser.parse_args(argv)
-    wanted = SearchedProducts.of(read_model(args.model, "dummy", impl="eyas"), args.tp).untuned(args.device)
-    some, most = within(wanted, args.seconds, len(os.sched_getaffinity(0)))
+    untuned = SearchedProducts.of(read_model(args.model, "dummy", impl="eyas"), args.tp).untuned(args.device)
+    some, most = within(untuned, args.seconds, len(os.sched_getaffinity(0)))
     torch.cuda.set_device(gpus.number_of(args.device))
     compiled(RECIPE, (some, most), args.device)
     with torch.inference_mode():
         dense, experts, times = search(some, args.device, began + args.seconds, most)
-    kept(gpus.model(args.device), dense, experts, times)
+    keep_tiles(gpus.model(args.device), dense, experts, times)
     return 0
 
 

@@ -30,7 +30,7 @@ from eyas.engine.kernels.products.skinny_tiles import (
     stretches_of,
     tile_for,
 )
-from eyas.engine.loading.first_tiles import kept, search_first
+from eyas.engine.loading.first_tiles import keep_tiles, search_first
 from eyas.engine.loading.product_shapes import DenseProduct, ExpertProducts, SearchedProducts
 from eyas.engine.loading.startup import StartPhases
 from eyas.engine.models.table import read_model
@@ -194,7 +194,7 @@ def test_exact_products_have_searched_tiles_too_but_for_what_decides_bits() -> N
     shape = ProductShape("linear", 16, 2560, 2560, 2560)
     for split in (1, 4, 8):
         tile = replace(tile_for(shape, 2, {}), split=split, warps=2, folds=1)
-        kept(GPU, {new: tile, known: tile}, {}, {new: 1.0, known: 1.0})
+        keep_tiles(GPU, {new: tile, known: tile}, {}, {new: 1.0, known: 1.0})
         tiles = skinny.tiles_of("cuda")
         assert tiles[new] == tile and tiles[known] == MEASURED[known]
         exact = exact_tile_for(shape, 2, tiles)

@@ -12,7 +12,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.fp8 import widened
 from eyas.engine.checkpoint.fused_tensors import FusedTensor
 from eyas.engine.checkpoint.quantized import Fp8Config
-from eyas.engine.checkpoint.turned_tensors import GroupsTensor
+from eyas.engine.checkpoint.transposed_tensors import GroupsTensor
 from eyas.engine.checkpoint.weights import CPU, FolderWeights, WeightPlacement
 
 GROUPS = GroupsTensor("both", 2, (("one", 128), ("two", 256)))

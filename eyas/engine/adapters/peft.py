@@ -35,7 +35,7 @@ from eyas.engine.checkpoint.host_tensors import (
     laid_out,
     read_files,
 )
-from eyas.engine.checkpoint.turned_tensors import TransposedTensor
+from eyas.engine.checkpoint.transposed_tensors import TransposedTensor
 from eyas.engine.ipc.adapter_messages import ADAPTER_FILES, LORA_PATH
 
 CONFIG, TENSORS = ADAPTER_FILES

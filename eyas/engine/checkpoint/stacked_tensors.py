@@ -13,7 +13,7 @@ from typing import Any
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.fused_tensors import FusedTensor, View
 from eyas.engine.checkpoint.multiplied_tensors import MultipliedTensor
-from eyas.engine.checkpoint.turned_tensors import GroupsTensor, TransposedTensor
+from eyas.engine.checkpoint.transposed_tensors import GroupsTensor, TransposedTensor
 
 
 @dataclass(frozen=True)

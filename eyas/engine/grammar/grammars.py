@@ -55,15 +55,15 @@ class GrammarManager:
         self._aside: ThreadPoolExecutor | None = None  # follows what is slow
         self._states: WeakKeyDictionary[Sequence, PacedState] = WeakKeyDictionary()
         self._failed: dict[Generation, EyasError] = {}
-        self._asked = False  # a sequence has to wait, since the last `awaited`
+        self._waits = False  # a sequence has to wait, since the last `awaited`
         self._clock = ProcessorClock()
 
     def awaited(self) -> bool:
         """True if a grammar is being compiled, or followed, beside the step loop. One that was when a
         sequence asked for it, since the last call, counts: it may be ready now, and that sequence waits.
         """
-        asked, self._asked = self._asked, False
-        if asked or any(not future.done() for future in self._compiled.values()):
+        waits, self._waits = self._waits, False
+        if waits or any(not future.done() for future in self._compiled.values()):
             return True
         return any(state.looking for state in self._states.values())
 
@@ -179,7 +179,7 @@ class GrammarManager:
             if seq not in self._states:
                 future = self._future(params.grammar)
                 if not future.done():
-                    self._asked = True
+                    self._waits = True
                     return None
                 compiled = future.result()
                 assert self._compiler is not None
@@ -192,7 +192,7 @@ class GrammarManager:
                 self._slow.add(params.grammar)
                 if not now:
                     ready = self._states[seq].ready(seq.output)
-                    self._asked |= not ready
+                    self._waits |= not ready
                     return self._states[seq] if ready else None
             self._states[seq].follow(seq.output)
         except Exception as error:  # of the library, perhaps: it concerns this request alone

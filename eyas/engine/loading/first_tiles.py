@@ -58,7 +58,7 @@ def _search(config: EngineConfig, products: SearchedProducts, gpu: str, how: tup
         for each in rest.experts
         for key, shape in zip(each.keys, each.shapes, strict=True)
     }
-    kept(gpu, dense, experts, dict.fromkeys([*dense, *experts], 0.0))
+    keep_tiles(gpu, dense, experts, dict.fromkeys([*dense, *experts], 0.0))
     if why:
         _log.warning("tiles: the search for this model's products failed, rules have them: %s", why)
         return
@@ -84,7 +84,7 @@ def _searched(config: EngineConfig, run: Run) -> str:
     return ""
 
 
-def kept(
+def keep_tiles(
     gpu: str,
     dense: Mapping[Key, ProductTile],
     experts: Mapping[grouped_tiles.Key, GroupedTile],

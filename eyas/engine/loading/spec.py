@@ -351,8 +351,8 @@ def _check_foreign(target: ModelConfig, config: EngineConfig) -> None:
         "dp-attention": config.dp_attention > 1,
         "deterministic": config.deterministic,
     }
-    for flag, asked in unserved.items():
-        if asked:
+    for flag, is_set in unserved.items():
+        if is_set:
             instead = "take --draft ngram, suffix or none" if flag.startswith("draft") else "leave it out"
             raise ConfigError(
                 f"--{flag}: transformers computes {target.architecture}, where it does not work: {instead}",

@@ -9,7 +9,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import LayerSpec, ModelConfig, NormNames
 from eyas.engine.checkpoint.rope import NO_ROPE
-from eyas.engine.checkpoint.turned_tensors import TransposedTensor
+from eyas.engine.checkpoint.transposed_tensors import TransposedTensor
 from eyas.engine.models import keys
 
 RENAMED = (

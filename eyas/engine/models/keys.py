@@ -21,7 +21,7 @@ from eyas.engine.checkpoint.fused_tensors import FusedTensor
 from eyas.engine.checkpoint.methods import read_quantized
 from eyas.engine.checkpoint.quantized import QUANTIZED
 from eyas.engine.checkpoint.rope import DEFAULT_ROPE_THETA, MOST_CONTEXT, RopeConfig
-from eyas.engine.checkpoint.turned_tensors import GroupsTensor
+from eyas.engine.checkpoint.transposed_tensors import GroupsTensor
 from eyas.engine.checkpoint.values import MOST, Raw, number, numbers, said, section, switch, whole, words
 
 MOST_LAYERS, MOST_HEADS, MOST_COLUMNS = 4096, 65536, 2**24

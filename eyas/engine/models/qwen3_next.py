@@ -11,7 +11,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import AttentionSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.fused_tensors import FusedTensor
-from eyas.engine.checkpoint.turned_tensors import GroupsTensor
+from eyas.engine.checkpoint.transposed_tensors import GroupsTensor
 from eyas.engine.models import keys, qwen2_moe, qwen3_moe
 from eyas.engine.states.shape import DeltaShape
 

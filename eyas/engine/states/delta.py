@@ -116,7 +116,7 @@ class DeltaRule:
         for level in levels:
             mine, first = slice(first, first + len(level)), first + len(level)
             state = _following(state, before, [parents[row] for row in level])
-            state = state * self._kept(decay[mine])
+            state = state * self._left(decay[mine])
             added = v[mine] - _summed(state * k[mine]) if self.shape.corrects else v[mine]
             state.add_(k[mine] * (added * beta[mine])[..., None, :])
             if not read.isdisjoint(level):
@@ -136,8 +136,8 @@ class DeltaRule:
         decay = rows.decay.exp().unflatten(1, (self.shape.value_heads, -1))[..., None]
         return MovingRows(q[..., None], k[..., None], v, decay, rows.beta[..., None])
 
-    def _kept(self, decay: torch.Tensor) -> torch.Tensor:
-        """The share of a state that rows keep of it, of some of `MovingRows.decay`."""
+    def _left(self, decay: torch.Tensor) -> torch.Tensor:
+        """The share of a state that is left after each row, by some of `MovingRows.decay`."""
         return decay
 
     def _heads(self, made: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -42,6 +42,6 @@ class SelectiveRule(DeltaRule):
         steps, keys, queries = (part[:, None] for part in self.select(values))
         return MovingRows(queries[..., None], keys[..., None], values[:, None], steps, steps)
 
-    def _kept(self, decay: torch.Tensor) -> torch.Tensor:
+    def _left(self, decay: torch.Tensor) -> torch.Tensor:
         assert self.rates is not None
         return (decay[..., None, :] * self.rates).exp_()

@@ -121,7 +121,7 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
         """
 
     @abstractmethod
-    def turned(self, made: torch.Tensor, part: QkvPart[ProjectionT]) -> torch.Tensor:
+    def rotated(self, made: torch.Tensor, part: QkvPart[ProjectionT]) -> torch.Tensor:
         """made [m, heads * dim]: queries alone. Norms and rotates them as `part` says -> [m, heads, dim]."""
 
     @abstractmethod
@@ -179,7 +179,7 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
 
     def qkv(self, read: ReadT, part: QkvPart[ProjectionT], layer: int) -> torch.Tensor:
         """Writes keys and values to the pool's layer, if it has some -> queries [m, heads, dim]."""
-        return self.kept(self.product(read, part.projection, part.bias), part, layer)
+        return self.finish_qkv(self.product(read, part.projection, part.bias), part, layer)
 
     def latent_queries(
         self, made: torch.Tensor, part: LatentPart, second: ProjectionT, layer: int
@@ -198,7 +198,7 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
         made, heads = self.product(read, part.projection, part.bias), part.heads
         columns = (heads.q + 2 * heads.kv) * heads.dim
         made, gates = made.split((columns, heads.q * heads.dim), 1)
-        return self.kept(made, part, layer), gates
+        return self.finish_qkv(made, part, layer), gates
 
     def let_through(self, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         """mixed [m, n] times the sigmoid of gates [m, n]; in its place."""
@@ -215,11 +215,11 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
         made = self.recur(inputs.contiguous(), recurrent.gates(numbers, part), part.rule, layer)
         return recurrent.gated(made, gate, part, self.eps)
 
-    def kept(self, made: torch.Tensor, part: QkvPart[ProjectionT], layer: int) -> torch.Tensor:
-        """What `qkv` does with its product, rows of any stride."""
+    def finish_qkv(self, made: torch.Tensor, part: QkvPart[ProjectionT], layer: int) -> torch.Tensor:
+        """The queries of a product of `qkv`, rows of any stride, after norms; keys and values are stored."""
         heads = part.heads
         if not heads.kv:
-            return self.turned(made, part)
+            return self.rotated(made, part)
         counts = heads.q * heads.dim, heads.kv * heads.dim
         cuts = made.split([*counts, counts[1]], 1)
         for cut, gain in zip(cuts, part.row_gains or (), strict=False):

@@ -102,7 +102,7 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         if part.bias is None or part.normed_apart or part.projection.matrix is not None:
             return super().qkv(read, part, layer)
         made, heads = self.product(read, part.projection), replace(part.heads, bias=part.bias)
-        return self.kept(made, replace(part, heads=heads), layer)
+        return self.finish_qkv(made, replace(part, heads=heads), layer)
 
     def store(self, made: torch.Tensor, part: QkvPart[Projection], layer: int) -> torch.Tensor:
         heads, rows = part.heads, self.rows_of(layer)
@@ -112,7 +112,7 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         row_kernels.rope_write(made, heads, q, rotation, kv, pdl)
         return q
 
-    def turned(self, made: torch.Tensor, part: QkvPart[Projection]) -> torch.Tensor:
+    def rotated(self, made: torch.Tensor, part: QkvPart[Projection]) -> torch.Tensor:
         q = made.unflatten(1, (-1, part.heads.dim))
         if (norms := part.heads.norms) is not None:
             q = rms_norm(q, norms.gains[0], norms.eps)

@@ -175,7 +175,7 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
         step.pool.write(layer, step.slots(layer), qk[:, heads.q :], v)
         return qk[:, : heads.q]
 
-    def turned(self, made: torch.Tensor, part: QkvPart[Linear]) -> torch.Tensor:
+    def rotated(self, made: torch.Tensor, part: QkvPart[Linear]) -> torch.Tensor:
         q = made.view(made.shape[0], -1, part.heads.dim)
         if (norms := part.heads.norms) is not None:
             q = rms_norm(q, norms.gains[0], norms.eps)
