@@ -22,6 +22,11 @@ from gateway.parsers.table import ToolFormat
 
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_MOST_SCHEMAS = (
+    256 << 10
+)  # bytes of all schemas that an answer is held to: many times what a grammar may have
+_MOST_STEPS = 2000  # to find out the types of all; a step may take a tenth of a millisecond
+_LEAST_STEPS = 20  # of one
 _ANY_TYPES = {"null", "boolean", "number", "string", "array", "object"}
 _SPACE: Format = {"type": "regex", "pattern": r"[ \n]{0,4}"}  # between the reasoning and the answer
 
@@ -107,14 +112,14 @@ def _calls(body: ToolFields, format: ToolFormat, must: bool, mark: Mark) -> Form
     """The calls that the answer is held to. `must`: it must be calls."""
     name = body.named_tool
     may = {name} if name else {tool.function.name for tool in body.callable_tools}
-    schemas = {
-        tool.function.name: _schema(tool, must, f"{body.tool_field(i)}.parameters")
-        for i, tool in enumerate(body.tools or ())
-        if tool.function.name in may
-    }
-    fields = {
-        tool.function.name: f"{body.tool_field(i)}.parameters" for i, tool in enumerate(body.tools or ())
-    }
+    tools = [(f"{body.tool_field(i)}.parameters", tool) for i, tool in enumerate(body.tools or ())]
+    fields = {tool.function.name: field for field, tool in tools}
+    held = {tool.function.name: _held(tool, must) for _, tool in tools if tool.function.name in may}
+    if (size := len(json.dumps(held))) > _MOST_SCHEMAS:
+        said = f"the parameters of {body.tools_field} have {size} bytes, and {_MOST_SCHEMAS} is the most"
+        raise InvalidRequest(said, param=body.tools_field)
+    steps = _LEAST_STEPS + _MOST_STEPS // len(held)
+    schemas = {title: _of_objects(schema, fields[title], steps) for title, schema in held.items()}
     try:
         grammar = format.grammar(schemas, mark, body.parallel_tool_calls and name is None)
     except InvalidRequest as error:
@@ -123,44 +128,53 @@ def _calls(body: ToolFields, format: ToolFormat, must: bool, mark: Mark) -> Form
                 message = f"{field} cannot be followed: {error.message.removeprefix(unfollowed(title))}"
                 raise InvalidRequest(message, param=field) from None
         raise
-    _point(grammar, {fields[name]: schema for name, schema in schemas.items()})
+    _point(grammar, {_values(schema): fields[name] for name, schema in schemas.items()})
     return grammar
 
 
-def _point(format: Any, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+def _point(format: Any, fields: Mapping[frozenset[tuple[str, int]], str]) -> None:
     """Says of each tool's schema in the format where the caller wrote it, for errors that compiling meets."""
     todo = [format]
     while todo:
         part = todo.pop()
         if isinstance(part, dict) and part.get("type") == "json_schema":
-            for field, schema in schemas.items():
-                if schema == part["json_schema"]:
-                    part.setdefault(POINTER, field)
+            if isinstance(schema := part["json_schema"], dict) and (field := fields.get(_values(schema))):
+                part.setdefault(POINTER, field)
         elif isinstance(part, dict | list):
             todo += part.values() if isinstance(part, dict) else part
 
 
-def _schema(tool: ChatTool, must: bool, field: str) -> Mapping[str, Any]:
-    """Returns the schema of a call's arguments. Where calls are required that is the tool's schema, unless it
-    says `"strict": false`; else only if it says true. Raises InvalidRequest, which names the field, for a
-    schema that cannot be followed.
+def _values(schema: Mapping[str, Any]) -> frozenset[tuple[str, int]]:
+    """What a schema and its copies in a format share: the very same values."""
+    return frozenset((name, id(value)) for name, value in schema.items())
+
+
+def _held(tool: ChatTool, must: bool) -> Mapping[str, Any]:
+    """The schema of a call's arguments. Where calls are required that is the tool's schema, unless it says
+    `"strict": false`; else only if it says true.
     """
     function = tool.function
-    strict = function.strict if function.strict is not None else must
-    if not strict:
+    if not (function.strict if function.strict is not None else must):
         return _ANY_OBJECT
-    if function.parameters is None:
-        return _NO_ARGUMENTS
-    parameters = function.parameters
+    return _NO_ARGUMENTS if function.parameters is None else function.parameters
+
+
+def _of_objects(schema: Mapping[str, Any], field: str, steps: int) -> Mapping[str, Any]:
+    """The schema of its objects. Whether it has other values is looked for in so many steps.
+
+    Raises InvalidRequest, which names the field, for a schema that cannot be followed.
+    """
     try:
-        types = types_of(parameters)
-        if not types:
+        types = types_of(schema, steps)
+        if types is None and ("$ref" in schema or schema.get("type", "object") != "object"):
+            refuse("#", "the parameters of a tool must be an object that is easier to tell from other values")
+        if types is not None and not types:
             refuse("#", "no value that can be written fits the schema")
-        if types != {"object"} and ("type" in parameters or types != _ANY_TYPES):
+        if types not in (None, {"object"}) and ("type" in schema or types != _ANY_TYPES):
             refuse("#", "the parameters of a tool must be an object")
     except InvalidRequest as error:
         raise InvalidRequest(f"{field} cannot be followed: {error.message}", param=field) from None
-    return parameters if types == {"object"} else {"type": "object", **parameters}
+    return schema if types == {"object"} else {"type": "object", **schema}
 
 
 def _thought(tags: ReasoningTags, is_open: bool, mark: Mark) -> list[Format]:

@@ -12,6 +12,7 @@ from call_writer import Writer
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammars.notations import Grammar, GrammarKind
+from eyas.common.grammars.schemas.terms import SchemaTerms
 from gateway.formats.tool_fields import ToolFields
 from gateway.grammars.tool_grammar import answer_grammar
 from gateway.parsers.message import MessageReading
@@ -354,6 +355,45 @@ def test_arguments_that_are_no_object_are_refused(schema: Any) -> None:
     with pytest.raises(InvalidRequest, match="parameters of a tool must be an object") as refused:
         grammar("hermes", tools=[tool], tool_choice="required")
     assert refused.value.param == "tools[0].function.parameters"
+
+
+EITHER = [{"anyOf": [{"required": [f"a{i}"]}, {"required": [f"b{i}"]}]} for i in range(14)]
+DEAR: dict[str, Any] = {"type": "object", "allOf": EITHER, "properties": {"a0": False, "b0": False}}
+"""It has 16,384 cases, all of them empty."""
+REFERS = {"$ref": "#/$defs/a", "$defs": {"a": DEAR}}
+
+
+def test_few_steps_are_taken_to_tell_the_types_of_many_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams wait for them; what is left out compiling finds, in a process of its own."""
+    taken = []
+    step = SchemaTerms._step
+
+    def count(terms: SchemaTerms, case: Any) -> None:
+        taken.append(case)
+        step(terms, case)
+
+    monkeypatch.setattr(SchemaTerms, "_step", count)
+    tools = [
+        {"type": "function", "function": {"name": f"f{i}", "parameters": DEAR | {"title": str(i)}}}
+        for i in range(100)
+    ]
+    held = grammar("hermes", tools=tools, tool_choice="required")
+    assert len(taken) <= 100 * (20 + 2000 // 100 + 1)
+    assert held is not None and held.text.count('{"type":"object","allOf"') == 200  # first and later calls
+    elsewhere = {"type": "function", "function": {"name": "f", "parameters": REFERS}}
+    with pytest.raises(InvalidRequest, match="must be an object that is easier to tell"):
+        grammar("hermes", tools=[elsewhere], tool_choice="required")
+
+
+def test_schemas_that_no_grammar_can_hold_are_not_read() -> None:
+    properties = {f"p{i}": {"type": "string", "description": "x" * 20} for i in range(60)}
+    tools = [
+        {"type": "function", "function": {"name": f"f{i}", "parameters": {"properties": properties}}}
+        for i in range(100)
+    ]
+    with pytest.raises(InvalidRequest, match="the parameters of tools have [0-9]+ bytes, and 262144 is the"):
+        grammar("hermes", tools=tools, tool_choice="required")
+    assert grammar("hermes", tools=tools) is None
 
 
 def test_text_in_bounds_stands_exactly_between_tags(accepts: Judge) -> None:

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from eyas.common.errors import InvalidRequest
 from eyas.common.grammars.schemas import machines, members, sequences, strings
 from eyas.common.grammars.schemas.basics import ANY, BASICS, constant
 from eyas.common.grammars.schemas.branches import SchemaLiteral, Term, ValueCase
 from eyas.common.grammars.schemas.document import SchemaDocument, refuse
-from eyas.common.grammars.schemas.terms import SchemaTerms, key_of, term_of
+from eyas.common.grammars.schemas.terms import MAX_STEPS, SchemaTerms, key_of, term_of
 
 MAX_RULES = 20_000
 
@@ -29,10 +30,18 @@ def rules_of(schema: Any, pointer: str = "#") -> str:
     return RuleWriter(terms).of(term)
 
 
-def types_of(schema: Any, pointer: str = "#") -> set[str]:
-    """The types of the values that fit the schema; whole numbers are numbers. Raises InvalidRequest."""
-    terms, term = _read(schema, pointer)
-    return {case.kind for case in terms.cases(term)}
+def types_of(schema: Any, most_steps: int = MAX_STEPS) -> set[str] | None:
+    """The types of the values that fit the schema; whole numbers are numbers. None: it takes more steps to
+    find out. Raises InvalidRequest.
+    """
+    terms, term = _read(schema, "#")
+    terms.most_steps = most_steps
+    try:
+        return {case.kind for case in terms.cases(term)}
+    except InvalidRequest:
+        if terms.steps > most_steps:
+            return None
+        raise
 
 
 def _read(schema: Any, pointer: str) -> tuple[SchemaTerms, tuple[SchemaLiteral, ...]]:

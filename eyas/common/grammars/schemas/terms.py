@@ -52,7 +52,7 @@ class SchemaTerms:
         self._keywords = KeywordReader(document)
         self._cases: dict[frozenset[tuple[int, bool]], list[ValueCase]] = {}
         self._open: set[frozenset[tuple[int, bool]]] = set()
-        self._steps = 0
+        self.steps, self.most_steps = 0, MAX_STEPS
 
     def cases(self, term: Term) -> list[ValueCase]:
         """The cases of the term's values. Raises InvalidRequest for what cannot be followed."""
@@ -199,8 +199,8 @@ class SchemaTerms:
         return True
 
     def _step(self, case: ValueCase) -> None:
-        self._steps += 1
-        if self._steps > MAX_STEPS:
+        self.steps += 1
+        if self.steps > self.most_steps:
             refuse(self.document.root.pointer, "its schemas have too many cases together")
 
     # --- a whole case ------------------------------------------------------------------------------------
