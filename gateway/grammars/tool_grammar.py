@@ -11,7 +11,7 @@ from typing import Any
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammars.json_schema import types_of
-from eyas.common.grammars.notations import POINTER, Grammar, GrammarKind, renewed
+from eyas.common.grammars.notations import BARE_TEXT, POINTER, Grammar, GrammarKind, renewed
 from eyas.common.grammars.schemas.document import refuse
 from gateway.formats.tool_fields import ChatTool, ToolFields
 from gateway.parsers.calls import Format, Mark, either, optional, sequence, text
@@ -128,17 +128,21 @@ def _calls(body: ToolFields, format: ToolFormat, must: bool, mark: Mark) -> Form
                 message = f"{field} cannot be followed: {error.message.removeprefix(unfollowed(title))}"
                 raise InvalidRequest(message, param=field) from None
         raise
-    _point(grammar, {_values(schema): fields[name] for name, schema in schemas.items()})
+    _point(grammar, schemas, fields)
     return grammar
 
 
-def _point(format: Any, fields: Mapping[frozenset[tuple[str, int]], str]) -> None:
-    """Says of each tool's schema in the format where the caller wrote it, for errors that compiling meets."""
+def _point(format: Any, schemas: Mapping[str, Mapping[str, Any]], fields: Mapping[str, str]) -> None:
+    """Says in the format where the caller wrote what it holds to, for errors that compiling meets."""
+    of_values = {_values(schema): fields[name] for name, schema in schemas.items()}
     todo = [format]
     while todo:
         part = todo.pop()
-        if isinstance(part, dict) and part.get("type") == "json_schema":
-            if isinstance(schema := part["json_schema"], dict) and (field := fields.get(_values(schema))):
+        if isinstance(part, dict) and part.get("type") == BARE_TEXT:
+            tool, _, at = part[POINTER].partition("#")  # once: a part may be there twice
+            part[POINTER] = f"{fields[tool]}{at}" if tool in fields else part[POINTER]
+        elif isinstance(part, dict) and part.get("type") == "json_schema":
+            if isinstance(schema := part["json_schema"], dict) and (field := of_values.get(_values(schema))):
                 part.setdefault(POINTER, field)
         elif isinstance(part, dict | list):
             todo += part.values() if isinstance(part, dict) else part

@@ -14,9 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
+
 from eyas.common.errors import InvalidRequest
+from eyas.common.grammars.notations import BareText
 from eyas.common.grammars.regex_syntax import UnsupportedPattern
-from eyas.common.grammars.string_rules import StringContext, StringPattern, rules_of
+from eyas.common.grammars.string_rules import StringPattern
 from eyas.common.grammars.text_formats import text_of
 from gateway.parsers.calls import (
     NAME,
@@ -49,7 +52,7 @@ from gateway.parsers.pythonic import as_json, literal
 from gateway.parsers.source import CutShort, MalformedOutput, ParsedText, Sink, Wait, unbroken
 
 _SAYS_NOTHING = frozenset("title description default examples deprecated readOnly writeOnly $comment".split())
-_WITHOUT_TAGS = StringContext("<")  # what tags begin with
+_OPENS_TAGS = "<"
 
 
 class ParameterFormat(NamedTuple):
@@ -164,7 +167,7 @@ def parameters(tool: str, schema: Mapping[str, Any], written: ParameterFormat) -
 
     Raises InvalidRequest for what cannot be held to.
     """
-    branch = _ObjectBranch(written, kinds_of(schema), schema)
+    branch = _ObjectBranch(tool, written, kinds_of(schema), schema)
     try:
         return either([branch.of(part) for part in parameters_of(schema)])
     except InvalidRequest as error:
@@ -174,7 +177,8 @@ def parameters(tool: str, schema: Mapping[str, Any], written: ParameterFormat) -
 class _ObjectBranch:
     """The grammar of an object's parameters; `root`: where references are looked up."""
 
-    def __init__(self, written: ParameterFormat, kinds: ParameterKinds, root: Any) -> None:
+    def __init__(self, tool: str, written: ParameterFormat, kinds: ParameterKinds, root: Any) -> None:
+        self._tool = tool
         self._written = written
         self._kinds = kinds
         self._root = root
@@ -211,25 +215,25 @@ class _ObjectBranch:
             return arguments(standing(schema, self._root))
         only_text(schema, self._root, f"#/properties/{title[:100]}")
         try:
-            return either(self._words(schema))
+            return either(self._words(schema, f"{self._tool}#/properties/{title[:100]}"))
         except UnsupportedPattern as reason:
             unheld(title, str(reason))
 
     def _free(self) -> Format:
         return {"type": "any_text", "excludes": [self._written.end]}
 
-    def _words(self, schema: Any) -> list[Format]:
+    def _words(self, schema: Any, pointer: str) -> list[Format]:
         """The allowed texts: one of these; null stands as it is."""
         said = constraint(schema, self._root)
         for name in BRANCHES:
             if name in said:
-                return [words for branch in said[name] for words in self._words(branch)]
+                return [words for branch in said[name] for words in self._words(branch, pointer)]
         if "const" in said or "enum" in said:
             values = said["enum"] if "enum" in said else [said["const"]]
             return [text(self._constant(value)) for value in values]
         types = said.get("type")
         names = types if isinstance(types, list) else [types]
-        return [text("null") if name == "null" else self._bounded(said) for name in names]
+        return [text("null") if name == "null" else self._bounded(said, pointer) for name in names]
 
     def _constant(self, value: Any) -> str:
         if isinstance(value, str) and self._written.end in value:
@@ -238,11 +242,14 @@ class _ObjectBranch:
             )
         return value if isinstance(value, str) else json.dumps(value)
 
-    def _bounded(self, said: Mapping[str, Any]) -> Format:
+    def _bounded(self, said: Mapping[str, Any], pointer: str) -> Format:
+        """Text whose rules are made where it is compiled: that may take long."""
         text = text_of(said)
         if text == StringPattern():
             return self._free()
-        return {"type": "grammar", "grammar": rules_of(text, _WITHOUT_TAGS, "root")}
+        bare = BareText(text.patterns, text.anchored, text.least, text.most, _OPENS_TAGS, pointer)
+        form: Format = msgspec.to_builtins(bare)
+        return form
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
+
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammars import json_schema
 from eyas.common.grammars.forced_text import check_forced
 from eyas.common.grammars.json_rules import JsonStyle, json_rules
-from eyas.common.grammars.notations import POINTER, Grammar, GrammarKind, renewed
+from eyas.common.grammars.notations import BARE_TEXT, POINTER, BareText, Grammar, GrammarKind, renewed
 from eyas.common.grammars.regex_syntax import UnsupportedPattern
 from eyas.common.grammars.schemas.document import refuse
-from eyas.common.grammars.string_rules import PLAIN, StringPattern, rules_of
+from eyas.common.grammars.string_rules import PLAIN, StringContext, StringPattern, rules_of
 from eyas.common.tokenizers.vocabulary import pieces
 
 MAX_CHOICES = 1000
@@ -183,10 +185,25 @@ def _exact_tag(tag: Any) -> Any:
         elif isinstance(value, dict):
             if value.get("type") == "regex" and isinstance(value.get("pattern"), str):
                 _become(value, _regex(value["pattern"]))
+            elif value.get("type") == BARE_TEXT:
+                _become(value, _bare_text(value, pointer))
             elif value.get("type") == "grammar" and isinstance(value.get("grammar"), str):
                 _become(value, _of_characters(value["grammar"]))
             todo += [(part, f"{pointer}/{name}") for name, part in value.items()]
     return tag
+
+
+def _bare_text(form: dict[str, Any], pointer: str) -> str:
+    """The rules of text as it stands."""
+    try:
+        bare = msgspec.convert(form, BareText)
+    except msgspec.ValidationError as error:
+        refuse(pointer, str(error))
+    text = StringPattern(bare.patterns, bare.anchored, bare.least, bare.most)
+    try:
+        return rules_of(text, StringContext(bare.never), "root")
+    except UnsupportedPattern as reason:
+        refuse(bare.pointer, str(reason))
 
 
 def _follow_schema(form: dict[str, Any], pointer: str) -> None:

@@ -20,8 +20,10 @@ MAX_GRAMMAR_DEPTH = 128
 
 PYTHON = "python"
 """The `style` of a JSON schema in a structural tag whose values are written as Python's literals."""
+BARE_TEXT = "bare_text"
+"""The `type` of a part of a structural tag, a `BareText`, that is text as it stands."""
 POINTER = "pointer"
-"""Beside a JSON schema in a structural tag: where the caller wrote it, as errors say it."""
+"""Beside a JSON schema or bare text in a structural tag: where the caller wrote it, as errors say it."""
 
 COMPACT = "compact"
 """The `style` of a JSON schema in a structural tag whose values are written without white space."""
@@ -36,6 +38,17 @@ class GrammarKind(enum.StrEnum):
     EBNF = "ebnf"  # rules in GBNF, from `root` on
     CHOICE = "choice"  # a JSON list of texts, one of which is the output
     STRUCTURAL_TAG = "structural_tag"  # xgrammar's JSON notation for text with structured parts
+
+
+class BareText(msgspec.Struct, frozen=True, tag_field="type", tag=BARE_TEXT):
+    """Text without some characters (`never`), and its form: as of `string_rules.StringPattern`."""
+
+    patterns: tuple[str, ...] = ()
+    anchored: tuple[str, ...] = ()
+    least: int = 0
+    most: int | None = None
+    never: str = ""
+    pointer: str = "#"
 
 
 class Grammar(msgspec.Struct, frozen=True):
