@@ -3,7 +3,8 @@
 A tile of such a product is over in two steps, so most of its time would go into finding out which expert and
 rows it has. Here rows are read once, and what the loop reads comes by the tensor memory accelerator, from
 addresses that are known: tiles ahead. Few rows lie on the matrix unit's short side, and the result is
-transposed before it is stored; tall blocks need no transposing.
+transposed before it is stored; tall blocks need no transposing. Before few rows are there, the first tiles of
+their weights are under way: what is left of memory's time while the kernel before ends is used.
 """
 
 from __future__ import annotations
@@ -77,16 +78,19 @@ def _sweep(
         return
     block, span = where(tl.program_id(0), count, SPANS, GROUP)
     expert, _, inside, source, target = rows_of(order, blocks, most, block, ROWS, PER_ROW, SCATTER)
-    if PDL and EARLY:
-        gdc_wait()
-    low = values_of(x, source, 0, K, DEPTH)
-    high = values_of(x, source, DEPTH, K, DEPTH) if TWO else low
-    by_low, by_high = 1.0, 1.0
-    if SCALED:
-        of_row = x_scales + source * (WIDTH if BLOCKS else 1)
-        by_low = tl.load(of_row)
-        by_high = tl.load(of_row + NEXT) if BLOCKS and TWO else by_low
-    for tile in tl.range(span * EACH, tl.minimum((span + 1) * EACH, TILES), num_stages=STAGES):
+    begin = span * EACH
+    if EARLY:  # rows come within the loop: the loads of its first tiles are asked for before it begins
+        low = tl.zeros((ROWS, DEPTH), x.dtype.element_ty)
+        high, by_low = low, tl.full((ROWS,), 1.0, tl.float32)
+        by_high = by_low
+    else:
+        low, high, by_low, by_high = _rows(x, x_scales, source, K, DEPTH, BLOCKS, CHANNELS)
+    for tile in tl.range(begin, tl.minimum(begin + EACH, TILES), num_stages=STAGES):
+        if EARLY:
+            if tile == begin:
+                if PDL:
+                    gdc_wait()
+                low, high, by_low, by_high = _rows(x, x_scales, source, K, DEPTH, BLOCKS, CHANNELS)
         first = tile * COLUMNS
         row, column = expert * N + first, first + tl.arange(0, COLUMNS)
         scale, high_scale = 1.0, 1.0
@@ -108,6 +112,25 @@ def _sweep(
             y += tl.load(bias + expert * N + column, mask=there, other=0.0).to(tl.float32)[None, :]
         to = out + target[:, None] * OUTPUTS + column[None, :]
         tl.store(to, y.to(MADE), mask=inside[:, None] & there[None, :])
+
+
+@triton.jit
+def _rows(
+    x, x_scales, source, K: tl.constexpr, DEPTH: tl.constexpr, BLOCKS: tl.constexpr, CHANNELS: tl.constexpr
+):  # fmt: skip
+    """The rows' numbers in both steps of k, and float32 [rows] that multiplies each; of one step, twice."""
+    WIDTH: tl.constexpr = (K + 127) // 128
+    low = values_of(x, source, 0, K, DEPTH)
+    high = low
+    by_low = tl.full(source.shape, 1.0, tl.float32)
+    if K > DEPTH:
+        high = values_of(x, source, DEPTH, K, DEPTH)
+    if BLOCKS or CHANNELS:
+        by_low = tl.load(x_scales + source * (WIDTH if BLOCKS else 1))
+    by_high = by_low
+    if BLOCKS and K > DEPTH:
+        by_high = tl.load(x_scales + source * WIDTH + DEPTH // 128)
+    return low, high, by_low, by_high
 
 
 @triton.jit
