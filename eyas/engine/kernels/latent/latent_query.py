@@ -85,7 +85,8 @@ def _query(
         y = tl.sum(weight.to(tl.float32) * read[None, :], 1)
         tl.store(out + row, y.to(out.dtype.element_ty), mask=row < N)
     else:
+        gain = tl.load(latent_gain + tl.arange(0, LATENT))
         after_previous(PDL)
         place, angle = tl.load(kv_rows).to(tl.int64), tl.load(positions).to(tl.int64) * HALF
         stored = pool_row(layer, place, page_stride, PAGE, LATENT + 2 * HALF)
-        keep_row(x + K, stored, place >= 0, latent_gain, cos + angle, sin + angle, eps, LATENT, HALF)
+        keep_row(x + K, stored, place >= 0, gain, cos + angle, sin + angle, eps, LATENT, HALF)

@@ -96,21 +96,22 @@ def _write(
     PDL: tl.constexpr,
 ):
     """Grid (m, 2): what is kept of a row, and its queries."""
-    after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     start = x + row * (QUERIES + LATENT + 2 * HALF)
     if tl.program_id(1) == 0:
+        gain = tl.load(latent_gain + tl.arange(0, LATENT))
+        after_previous(PDL)
         place = tl.load(kv_rows + row).to(tl.int64)
         angle = tl.load(positions + row).to(tl.int64) * HALF
         stored = pool_row(layer, place, page_stride, PAGE, LATENT + 2 * HALF)
-        keep_row(
-            start + QUERIES, stored, place >= 0, latent_gain, cos + angle, sin + angle, eps, LATENT, HALF
-        )
+        keep_row(start + QUERIES, stored, place >= 0, gain, cos + angle, sin + angle, eps, LATENT, HALF)
     elif out is not None:
         of_row = tl.arange(0, BLOCK)
         inside = of_row < QUERIES
+        gains = tl.load(query_gain + of_row, mask=inside, other=0.0)
+        after_previous(PDL)
         query = tl.load(start + of_row, mask=inside, other=0.0).to(tl.float32)
-        query = _normed(query, tl.load(query_gain + of_row, mask=inside, other=0.0), eps, QUERIES)
+        query = _normed(query, gains, eps, QUERIES)
         made = query.to(x.dtype.element_ty)
         if MODE == "":
             tl.store(out + row * QUERIES + of_row, made, mask=inside)
@@ -120,10 +121,10 @@ def _write(
 
 @triton.jit
 def keep_row(source, stored, there, gain, cos, sin, eps, LATENT: tl.constexpr, HALF: tl.constexpr):
-    """One row: its latent, normalised, and its key, rotated."""
+    """One row: its latent, normalised with `gain` [LATENT], and its key, rotated."""
     column, half = tl.arange(0, LATENT), tl.arange(0, HALF)
     latent = tl.load(source + column).to(tl.float32)
-    latent = _normed(latent, tl.load(gain + column), eps, LATENT)
+    latent = _normed(latent, gain, eps, LATENT)
     store_rounded(stored + column, latent, there & (column >= 0))
     low = tl.load(source + LATENT + half).to(tl.float32)
     high = tl.load(source + LATENT + HALF + half).to(tl.float32)
