@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from eyas.common.config import EngineConfig
 from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
 from eyas.engine.checkpoint.quantized import Fp8Config
 from eyas.engine.checkpoint.weights import FolderWeights
+from eyas.engine.kernels.experts import combine_rounded
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.ops.device_machine import DeviceMachine
@@ -74,6 +76,21 @@ def changed(config: ModelConfig, **changes: Any) -> ModelConfig:
     ],
 )
 def test_fp8_blocks_are_the_plain_ones(tmp_path: Path, family: str, powers: bool, hidden: int) -> None:
+    fp8_blocks_are_the_plain_ones(tmp_path, family, powers, hidden)
+
+
+def test_a_program_for_each_row_adds_up_norms_and_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of prompts, here of few rows."""
+    calls = Mock(side_effect=combine_rounded._combine_rows)
+    monkeypatch.setattr(combine_rounded, "MAX_ROWS", 0)
+    monkeypatch.setattr(combine_rounded, "_combine_rows", calls)
+    fp8_blocks_are_the_plain_ones(tmp_path, "qwen3_moe", False, 256)
+    assert calls.called
+
+
+def fp8_blocks_are_the_plain_ones(tmp_path: Path, family: str, powers: bool, hidden: int) -> None:
     more: dict[str, Any] = {"hidden_size": hidden}
     if family == "qwen3_moe":
         more["moe_intermediate_size"] = 128

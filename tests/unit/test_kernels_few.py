@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.formats.fp8 import Fp8Projection
 from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.products import few
-from eyas.engine.kernels.products.blocks import StoredWeight, quantise
+from eyas.engine.kernels.products.blocks import RowSquares, StoredWeight, quantise
 from eyas.engine.kernels.products.skinny import ProductLaunch
 from tests.unit.crossed import crossed
 from tests.unit.test_kernels_grouped import CLOSE_IN_FP8, DEVICE, PDL, in_kind, random
@@ -50,6 +52,22 @@ def test_it_is_the_product(rows: int, shape: tuple[int, int], kind: str) -> None
     assert (found - expected).norm() < 1e-6 * expected.norm()
     tiled = GroupedProducts(ProductLaunch.on(DEVICE, pdl=PDL)).dense(read, weight).double()
     assert (found - tiled).norm() < CLOSE_IN_FP8 * expected.norm()
+
+
+@pytest.mark.parametrize("rows", [1, 5, 8, 20])
+def test_a_norm_may_be_left_to_the_product(rows: int) -> None:
+    """By one row's kernel, by few rows' and by any rows', whose k is shared: each row has its own factor."""
+    k, parts = 1536, 6
+    weight = in_kind(random(96, k, seed=5) / k**0.5, "blocks")
+    assert weight.rounding is not None
+    read = quantise(random(rows, k, seed=6).to(DEVICE), weight.rounding)
+    sums = (random(rows, parts, seed=7).square() * k).to(DEVICE)
+    products = GroupedProducts(ProductLaunch.on(DEVICE, pdl=PDL))
+    plain = Fp8Projection(weight).apply(read, products)
+    found = Fp8Projection(weight).apply(replace(read, squares=RowSquares(sums, 0.5)), products)
+    expected = plain * (sums.sum(1, keepdim=True) / k + 0.5).rsqrt()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert (found - plain).norm() > 0.1 * plain.norm()
 
 
 def test_others_go_another_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,22 +2,24 @@
 
 As `combine_rounded` has it for some rows, behind products whose weights wait in registers (`single`). Each
 program has one expert's share of 128 columns; the last of these columns adds the shares up, in order, and the
-residual, and rounds the columns times the gain as they are; the last of all finishes the scales. What meets
-weights in FP8 is rounded by the programs themselves. It is no `exact` arithmetic.
+residual, and rounds the columns times the gain as they are. What meets weights in FP8 is rounded by the
+programs themselves. It is no `exact` arithmetic.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from eyas.engine.kernels.experts.combine_rounded import can_round, finish_scales
+from eyas.engine.kernels.experts.combine_rounded import can_round
 from eyas.engine.kernels.experts.route import ChosenExperts
 from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.sizes import power_of_2
-from eyas.engine.kernels.products.blocks import SIDE, Fp8Rows, StoredWeight, quantised, room_for
+from eyas.engine.kernels.products.blocks import SIDE, Fp8Rows, RowSquares, StoredWeight, quantised, room_for
 from eyas.engine.kernels.products.rows import NormInput
 from eyas.engine.kernels.products.single import row_of, spread
 from eyas.engine.kernels.products.skinny import ProductLaunch, empty_padded
@@ -29,7 +31,7 @@ def can_take(weight: StoredWeight, norm: NormInput) -> bool:
     """Whether `back_rounded` takes experts' weight [experts, hidden, width], and what reads the sum."""
     hidden, width = weight.shape[-2:]
     blocks = weight.rounding is not None and weight.rounding.rows == "block"
-    return blocks and width <= _LONGEST and can_round(1, hidden, norm)
+    return blocks and width <= _LONGEST and can_round(hidden, norm)
 
 
 def back_rounded(
@@ -49,31 +51,30 @@ def back_rounded(
     assert norm.rounding is not None and weight.rounding is not None
     out, rounded = empty_padded(1, hidden, like=inner), room_for(residual, norm.rounding)
     blocks = hidden // SIDE
-    squares = torch.empty(blocks, dtype=torch.float32, device=inner.device)
+    squares = torch.empty(1, blocks, dtype=torch.float32, device=inner.device)
     _back_rounded[(blocks, count)](
         *(inner, weight.stored, weight.scales, chosen.experts, chosen.weights, residual, norm.gain),
-        *(out, rounded.stored, rounded.scales, squares, launch.partials, launch.tickets, norm.eps),
+        *(out, rounded.stored, rounded.scales, squares, launch.partials, launch.tickets),
         N=hidden,
         K=width,
         BLOCK=max(power_of_2(width), SIDE),
         COUNT=count,
         SLOTS=power_of_2(count),
-        SIDE=power_of_2(blocks),
         ROUNDED="powers" if weight.rounding.powers else "block",
         POWERS=norm.rounding.powers,
         PDL=launch.pdl,
         num_warps=4,
         launch_pdl=launch.pdl,
     )
-    return out, rounded
+    return out, replace(rounded, squares=RowSquares(squares, norm.eps))
 
 
 @kernel
 def _back_rounded(
     inner, weights, scales, chosen, shares, residual, gain, out, stored, row_scales, squares, partials,
-    tickets, eps,
+    tickets,
     N: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr, SLOTS: tl.constexpr,
-    SIDE: tl.constexpr, ROUNDED: tl.constexpr, POWERS: tl.constexpr, PDL: tl.constexpr,
+    ROUNDED: tl.constexpr, POWERS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of 128 columns, choices)."""
     BLOCKS: tl.constexpr = N // 128
@@ -101,10 +102,6 @@ def _back_rounded(
         _finish(
             residual, gains, out, stored, row_scales, squares, partials, block, own, COUNT, SLOTS, POWERS
         )  # fmt: skip
-        tl.debug_barrier()
-        if tl.atomic_add(tickets + BLOCKS, 1, sem="acq_rel") == BLOCKS - 1:
-            tl.store(tickets + BLOCKS, 0)
-            finish_scales(row_scales, squares, BLOCKS, eps, N, SIDE, SIDE)
 
 
 @triton.jit

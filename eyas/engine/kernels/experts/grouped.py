@@ -38,7 +38,7 @@ from eyas.engine.kernels.experts.grouped_tiles import (
     tile_over,
 )
 from eyas.engine.kernels.products import single
-from eyas.engine.kernels.products.blocks import Rows, StoredWeight, count_of
+from eyas.engine.kernels.products.blocks import Rows, StoredWeight, count_of, squares_of
 from eyas.engine.kernels.products.skinny import ProductLaunch
 
 
@@ -178,13 +178,15 @@ class GroupedProducts:
 def _start(task: GroupedTask, launch: ProductLaunch) -> None:
     """Computes `task.out`, weight rows on the matrix unit's long side."""
     shape, tile, walk, pdl = task.shape, task.tile, task.walk, launch.pdl
+    squares, parts, eps = squares_of(task.read)
     product_kernel[(min(task.most * task.tiles, programs(tile, shape)), tile.split)](
-        *(*task.rows, task.described, task.stored, task.scales, task.bias, *task.made, *task.order),
-        *(launch.partials, launch.tickets, task.choices, task.most),
+        *(*task.rows, squares, task.described, task.stored, task.scales, task.bias, *task.made, *task.order),
+        *(launch.partials, launch.tickets, task.choices, task.most, eps),
         **task.constants(),
         **task.gated(),
         SPLIT=tile.split,
         FOLDS=stretches_of(shape) // tile.split if launch.exact else 1,
+        PARTS=parts,
         PDL=pdl,
         LINES=lines_ahead(shape, tile) if pdl and (walk.grouped is None or walk.scatter) else 0,
         EXPERTS=shape.experts,

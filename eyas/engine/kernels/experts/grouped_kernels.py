@@ -13,23 +13,23 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from eyas.engine.kernels.experts.grouped_tiles import SHORT
 from eyas.engine.kernels.launch.launching import call_ahead, kernel
 from eyas.engine.kernels.products.activation import passed, with_bias
-from eyas.engine.kernels.products.blocks import quantised
+from eyas.engine.kernels.products.blocks import norm_factor, quantised
 
 _MOST_STEPS = tl.constexpr(SHORT)
 
 
 @kernel(do_not_specialize=["choices", "most"])
 def product_kernel(
-    x, x_scales, weights, stored, scales, bias, out, out_scales, order, blocks, partials,
-    tickets, choices, most,
+    x, x_scales, squares, weights, stored, scales, bias, out, out_scales, order, blocks, partials,
+    tickets, choices, most, eps,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, SPLIT: tl.constexpr, FOLDS: tl.constexpr, GROUP: tl.constexpr,
     PER_ROW: tl.constexpr, SCATTER: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
     CLAMPED: tl.constexpr, BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, POWERS: tl.constexpr,
-    MADE: tl.constexpr, PDL: tl.constexpr, LINES: tl.constexpr, EXPERTS: tl.constexpr,
+    MADE: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr, LINES: tl.constexpr, EXPERTS: tl.constexpr,
 ):  # fmt: skip
     """One tile after the other; blocks that are absent cost nothing. Without an order `blocks` are the
-    experts of one row, a block each.
+    experts of one row, a block each. `squares`, of a dense product: `blocks.RowSquares`.
     """
     TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
     if PDL:
@@ -48,9 +48,9 @@ def product_kernel(
         count = tl.load(blocks + 3 * most)
     for cell in range(tl.program_id(0), count * TILES, tl.num_programs(0)):
         _one_tile(
-            x, x_scales, weights, scales, bias, out, out_scales, order, blocks, partials,
-            tickets, choices, most, cell, count, N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, FOLDS, GROUP,
-            PER_ROW, SCATTER, GATED, GELU, CLAMPED, BLOCKS, CHANNELS, POWERS, MADE,
+            x, x_scales, squares, weights, scales, bias, out, out_scales, order, blocks, partials,
+            tickets, choices, most, eps, cell, count, N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, FOLDS,
+            GROUP, PER_ROW, SCATTER, GATED, GELU, CLAMPED, BLOCKS, CHANNELS, POWERS, MADE, PARTS,
         )  # fmt: skip
 
 
@@ -87,13 +87,13 @@ def _call_ahead(
 
 @triton.jit
 def _one_tile(
-    x, x_scales, weights, scales, bias, out, out_scales, order, blocks, partials, tickets,
-    choices, most, cell, count,
+    x, x_scales, squares, weights, scales, bias, out, out_scales, order, blocks, partials, tickets,
+    choices, most, eps, cell, count,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, SPLIT: tl.constexpr, FOLDS: tl.constexpr, GROUP: tl.constexpr,
     PER_ROW: tl.constexpr, SCATTER: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
     CLAMPED: tl.constexpr, BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, POWERS: tl.constexpr,
-    MADE: tl.constexpr,
+    MADE: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """COLUMNS of the result of one block of rows, or a part of its k."""
     block, tile = where(cell, count, (OUTPUTS + COLUMNS - 1) // COLUMNS, GROUP)
@@ -132,6 +132,10 @@ def _one_tile(
         a *= tl.load(scales, mask=channel < OUTPUTS, other=0.0)[:, None]
         if GATED:
             b *= tl.load(scales + OUTPUTS, mask=channel < OUTPUTS, other=0.0)[:, None]
+    if squares is not None:
+        factor = norm_factor(squares, source, eps, PARTS, K)[None, :]
+        a *= factor
+        b *= factor
     column, target = first + tl.arange(0, COLUMNS), target.to(tl.int64)
     if bias is not None:
         at = (expert * N + column)[:, None]

@@ -61,17 +61,34 @@ class StoredWeight:
 
 
 @dataclass(frozen=True)
+class RowSquares:
+    """Sums of squares of parts of rows, float32 [m, parts], before a norm: what rows [m, k] are multiplied by
+    is rsqrt(the sum of a row's / k + eps).
+    """
+
+    sums: torch.Tensor
+    eps: float
+
+    @property
+    def parts(self) -> int:
+        """Sums of a row."""
+        return self.sums.shape[1]
+
+
+@dataclass(frozen=True)
 class Fp8Rows:
     """Rows e4m3 [m, k], and scales float32 [m, ceil(k / 128)], or [m] if a row has one.
 
     Behind the rows is memory for a multiple of four. `dtype`: in which products give results. `turned`: the
-    scales as cuBLAS reads them, [ceil(k / 128), m to a multiple of four], if they lie so too.
+    scales as cuBLAS reads them, [ceil(k / 128), m to a multiple of four], if they lie so too. `squares`: of
+    rows whose norm is left to the products that read them (of up to 128 rows; experts have none such).
     """
 
     stored: torch.Tensor
     scales: torch.Tensor
     dtype: torch.dtype
     turned: torch.Tensor | None = None
+    squares: RowSquares | None = None
 
     @property
     def places(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int]:
@@ -123,7 +140,16 @@ def widened(rows: Rows) -> torch.Tensor:
     scales = rows.scales if rows.scales.dim() == 2 else rows.scales[:, None]
     side = SIDE if rows.scales.dim() == 2 else rows.stored.shape[1]
     wide = scales.repeat_interleave(side, 1)[:, : rows.stored.shape[1]]
+    if rows.squares is not None:
+        mean = rows.squares.sums.sum(1, keepdim=True) / rows.stored.shape[1]
+        wide = wide * (mean + rows.squares.eps).rsqrt()
     return (rows.stored.float() * wide).to(rows.dtype)
+
+
+def squares_of(rows: Rows) -> tuple[torch.Tensor | None, int, float]:
+    """The sums of squares that products of these rows multiply by, how many a row has, and eps."""
+    squares = rows.squares if isinstance(rows, Fp8Rows) else None
+    return (None, 0, 0.0) if squares is None else (squares.sums, squares.parts, squares.eps)
 
 
 def quantise(x: torch.Tensor, rounding: RowRounding, pdl: bool = False) -> Fp8Rows:
@@ -200,6 +226,15 @@ def _quantise(
     rounded, scale = quantised(values, POWERS)
     tl.store(stored + row * K + column, rounded, mask=column < K)
     store_scales(scales, turned, apart, row, block, scale, COUNT)
+
+
+@triton.jit
+def norm_factor(squares, row, eps, PARTS: tl.constexpr, WIDTH: tl.constexpr):
+    """What the norm multiplies each of the rows [n] by, float32 [n]; their sums of squares are PARTS each."""
+    SLOTS: tl.constexpr = triton.next_power_of_2(PARTS)
+    part = tl.arange(0, SLOTS)[None, :]
+    found = tl.load(squares + row[:, None] * PARTS + part, mask=part < PARTS, other=0.0)
+    return tl.rsqrt(tl.sum(found, 1) / WIDTH + eps)
 
 
 @triton.jit

@@ -14,11 +14,12 @@ import triton.language as tl
 
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import cdiv
-from eyas.engine.kernels.products.blocks import SIDE, Fp8Rows, StoredWeight
+from eyas.engine.kernels.products.blocks import SIDE, Fp8Rows, StoredWeight, norm_factor, squares_of
 
 MOST_ROWS = 8  # which the matrix unit takes at once
 _COLUMNS = 16  # of the result, for each program: weight rows that the matrix unit takes at once
-_WARPS = 8
+_WARPS, _SHORT_WARPS = 8, 4
+_SHORT = 2048  # of k: up to it fewer warps share it, of more programs at a time
 _REGISTER_BYTES = 128 * 1024  # bytes of weights that a program's registers hold
 _MOST_BYTES = 26 << 20  # of a weight: of more, most programs begin only after the rows are there
 
@@ -26,26 +27,34 @@ _MOST_BYTES = 26 << 20  # of a weight: of more, most programs begin only after t
 def takes(rows: int, weight: StoredWeight) -> bool:
     """True if `dense` takes this: few rows, scales by blocks, and a weight that fits into registers."""
     n, k = weight.shape
-    needed = _COLUMNS * cdiv(k, SIDE * _WARPS) * SIDE * _WARPS
+    step = SIDE * _warps(k)
+    needed = _COLUMNS * cdiv(k, step) * step
     fits = needed <= _REGISTER_BYTES and n * k <= _MOST_BYTES
     by_blocks = weight.rounding is not None and weight.rounding.rows == "block"
     return rows <= MOST_ROWS and by_blocks and fits
 
 
+def _warps(k: int) -> int:
+    """Of a program: they share k."""
+    return _WARPS if k > _SHORT else _SHORT_WARPS
+
+
 def dense(x: Fp8Rows, weight: StoredWeight, pdl: bool = False) -> torch.Tensor:
     """x [m, k] . weight [n, k]^T -> [m, n] in x's type."""
-    (n, k), m = weight.shape, len(x.stored)
+    (n, k), m, warps = weight.shape, len(x.stored), _warps(weight.shape[1])
     out = x.scales.new_empty(m, n, dtype=x.dtype)
+    squares, parts, eps = squares_of(x)
     _few[(cdiv(n, _COLUMNS),)](
-        *(x.stored, x.scales, weight.stored, weight.scales, out, m),
+        *(x.stored, x.scales, squares, weight.stored, weight.scales, out, m, eps),
         N=n,
         K=k,
         ROWS=MOST_ROWS,
         COLUMNS=_COLUMNS,
-        SHARES=_WARPS,
-        STEPS=cdiv(k, SIDE * _WARPS),
+        SHARES=warps,
+        STEPS=cdiv(k, SIDE * warps),
+        PARTS=parts,
         PDL=pdl,
-        num_warps=_WARPS,
+        num_warps=warps,
         launch_pdl=pdl,
     )
     return out
@@ -53,9 +62,9 @@ def dense(x: Fp8Rows, weight: StoredWeight, pdl: bool = False) -> torch.Tensor:
 
 @kernel(do_not_specialize=["m"])
 def _few(
-    x, x_scales, weights, scales, out, m,
+    x, x_scales, squares, weights, scales, out, m, eps,
     N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SHARES: tl.constexpr,
-    STEPS: tl.constexpr, PDL: tl.constexpr,
+    STEPS: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of columns). A share of k has STEPS blocks of 128."""
     WIDTH: tl.constexpr = (K + 127) // 128
@@ -64,11 +73,14 @@ def _few(
     column = first + tl.arange(0, COLUMNS)[None, :, None]
     row = tl.arange(0, ROWS)[None, None, :]
     of_column, of_row = weights + column.to(tl.int64) * K, x + row * K
-    weights_in_registers = ()
+    weights_in_registers, scales_in_registers = (), ()
     for step in tl.static_range(STEPS):
         at = (share * STEPS + step) * 128 + tl.arange(0, 128)[None, None, :]
         weight = tl.load(of_column + at, mask=(column < N) & (at < K), other=0.0)
         weights_in_registers = weights_in_registers + (weight,)  # type: ignore[assignment]
+        block = share * STEPS + step
+        scale = tl.load(scales + first // 128 * WIDTH + block, mask=block < WIDTH, other=0.0)
+        scales_in_registers = scales_in_registers + (scale,)  # type: ignore[assignment]
     after_previous(PDL)
     total = tl.zeros((SHARES, COLUMNS, ROWS), tl.float32)
     for step in tl.static_range(STEPS):
@@ -76,8 +88,10 @@ def _few(
         at = block * 128 + tl.arange(0, 128)[None, :, None]
         values = tl.load(of_row + at, mask=(row < m) & (at < K), other=0.0)
         by_row = tl.load(x_scales + row * WIDTH + block, mask=(row < m) & (block < WIDTH), other=0.0)
-        scale = tl.load(scales + first // 128 * WIDTH + block, mask=block < WIDTH, other=0.0)
-        total += tl.dot(weights_in_registers[step], values) * (by_row * scale)
+        total += tl.dot(weights_in_registers[step], values) * (by_row * scales_in_registers[step])
     y = tl.sum(total, 0)
+    if squares is not None:
+        own = tl.minimum(tl.arange(0, ROWS), m - 1)
+        y *= norm_factor(squares, own, eps, PARTS, K)[None, :]
     column, row = first + tl.arange(0, COLUMNS)[:, None], tl.arange(0, ROWS)[None, :]
     tl.store(out + row * N + column, y.to(out.dtype.element_ty), mask=(row < m) & (column < N))

@@ -25,8 +25,10 @@ from eyas.engine.kernels.products.blocks import (
     StoredWeight,
     count_of,
     mode_of,
+    norm_factor,
     parts_of,
     quantised,
+    squares_of,
 )
 from eyas.engine.kernels.products.skinny import MAX_ROWS, empty_padded
 from eyas.engine.kernels.products.skinny_kernels import SUMS_WIDTH
@@ -155,10 +157,11 @@ def _start(
     n, k = weight.shape[-2:]
     outputs, block = n // 2 if is_gated else n, max(power_of_2(k), SIDE)
     choices = 1 if chosen is None else chosen.numel()
+    squares, parts, eps = squares_of(x)
     each = block * weight.itemsize * (2 if is_gated else 1)
     rows_each = _rows_per_program(each if chosen is None else each // 2, outputs * choices)
     _products[(cdiv(outputs, rows_each), choices)](
-        *(rows, row_scales, weight.stored, weight.scales, out, chosen, rows.shape[0]),
+        *(rows, row_scales, squares, weight.stored, weight.scales, out, chosen, rows.shape[0], eps),
         N=n,
         K=k,
         OUTPUTS=outputs,
@@ -169,6 +172,7 @@ def _start(
         CHANNELS=rounding is not None and rounding.rows != "block",
         ROUNDED="" if row_scales is not None or rounding is None else mode_of(rounding),
         SINGLE=rows.shape[0] == 1,
+        PARTS=parts,
         PDL=pdl,
         num_warps=_WARPS,
         launch_pdl=pdl,
@@ -185,12 +189,12 @@ def _rows_per_program(each: int, outputs: int) -> int:
 
 @kernel(do_not_specialize=["m"])
 def _products(
-    x, x_scales, weights, scales, out, chosen, m,
+    x, x_scales, squares, weights, scales, out, chosen, m, eps,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     GATED: tl.constexpr, GELU: tl.constexpr, CHANNELS: tl.constexpr, ROUNDED: tl.constexpr,
-    SINGLE: tl.constexpr, PDL: tl.constexpr,
+    SINGLE: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles of the result's columns, choices)."""
+    """Grid (tiles of the result's columns, choices). With `squares` there is one row."""
     first, choice = tl.program_id(0) * ROWS, tl.program_id(1)
     expert = tl.full((), 0, tl.int32)
     if chosen is not None:
@@ -218,6 +222,9 @@ def _products(
     if chosen is None:
         after_previous(PDL)
     values = row_of(x, x_scales, 0, K, BLOCK, CHANNELS, ROUNDED)
+    if squares is not None:
+        by_row_a = norm_factor(squares, tl.arange(0, 1), eps, PARTS, K)
+        by_row_b = by_row_a
     if SINGLE:
         _finish(
             values, a, b, by_row_a, by_row_b, by_column_a, by_column_b,

@@ -114,7 +114,8 @@ class ManyRows(DeviceOps[WideRows, WideRead]):
         read = WideRead(residual, norm, pdl)
         if norm.rounding is not None and x.shape[0] <= skinny.MAX_ROWS:
             return read, WideRows(x, read=read)
-        _ = read.normed  # at once: what is read of many rows is not kept for long
+        if read.rounded is None:
+            _ = read.normed  # at once: what is read of many rows is not kept for long
         return read, WideRows(x)
 
     def leave(self, residual: WideRows) -> torch.Tensor:
@@ -147,15 +148,15 @@ class ManyRows(DeviceOps[WideRows, WideRead]):
         alone = step.context.group.ranks == 1 and step.everyones is None and part.beside is None
         if reader is None or not (alone and part.out.bare):
             return super().mix(residual, rows, routed, part)
-        (m, hidden), chosen, back = residual.x.shape, routed.chosen, part.out.projection
+        hidden, chosen, back = residual.x.shape[1], routed.chosen, part.out.projection
         if expert_products.is_single(routed, part, step):
             if not back_rounded.can_take(back.weight, reader):
                 return super().mix(residual, rows, routed, part)
             inner, x = expert_products.inner_of_one_row(routed, part, step), self.leave(residual)
             made = back_rounded.back_rounded(inner, back.weight, chosen, x, reader, launch)
-        elif combine_rounded.can_round(m, hidden, reader):
+        elif combine_rounded.can_round(hidden, reader):
             each, x = expert_products.made(routed, part, step), self.leave(residual)
-            made = combine_rounded.combine_rounded(each, chosen.weights, x, reader, launch)
+            made = combine_rounded.combine_rounded(each, chosen.weights, x, reader, launch.pdl)
         else:
             return super().mix(residual, rows, routed, part)
         return WideRows(made[0], next=NextRows(reader, made[1]))
