@@ -8,12 +8,11 @@ that keep every target.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from eyas.simulator.cluster import ClusterShape, SimulationResult, play
-from eyas.simulator.worker import GAP_S, SimulatedJob
+from eyas.simulator.worker import SimulatedJob
 from eyas.simulator.workload import SimulatedRequest
 from gateway.routing.placement import LatencyTargets
 
@@ -87,7 +86,7 @@ def best_knee(
 
 @dataclass(frozen=True)
 class LoadOutcome:
-    """Seconds and rates. `gap_p99_s`: between two tokens of a stream, over all decoded tokens."""
+    """Seconds and rates of a load. `attainment`: the share of good requests; `goodput`: those per second."""
 
     requests: int
     refused: int
@@ -98,7 +97,6 @@ class LoadOutcome:
     ttft_p99_s: float
     tpot_p50_s: float
     tpot_p99_s: float
-    gap_p99_s: float
     output_tokens_per_s: float
     apart: float
     """The part of the requests that two workers shared."""
@@ -128,7 +126,6 @@ def outcome(played: SimulationResult, targets: LatencyTargets, warm_up_s: float 
     )
     sent_s = max(jobs[-1].arrival.at_s - jobs[0].arrival.at_s, 1e-9)
     tokens = sum(job.arrival.output for job in jobs if job.end_s is not None)
-    gaps = sum((worker.gaps for worker in played.workers), Counter[int]())
     return LoadOutcome(
         requests=len(jobs),
         refused=sum(job.end_s is None for job in jobs),
@@ -139,7 +136,6 @@ def outcome(played: SimulationResult, targets: LatencyTargets, warm_up_s: float 
         ttft_p99_s=quantile(firsts, 0.99),
         tpot_p50_s=quantile(rest, 0.5),
         tpot_p99_s=quantile(rest, 0.99),
-        gap_p99_s=GAP_S * _weighted(gaps, 0.99),
         output_tokens_per_s=tokens / max(played.end_s - jobs[0].arrival.at_s, 1e-9),
         apart=sum(job.apart for job in jobs) / len(jobs),
     )
@@ -148,12 +144,3 @@ def outcome(played: SimulationResult, targets: LatencyTargets, warm_up_s: float 
 def quantile(ordered: Sequence[float], share: float) -> float:
     """Returns the quantile of ascending values, by the nearest one; 0 of none."""
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
-
-
-def _weighted(counts: Counter[int], share: float) -> int:
-    left = share * counts.total()
-    for value in sorted(counts):
-        left -= counts[value]
-        if left <= 0:
-            return value
-    return 0

@@ -9,7 +9,7 @@ is preempted; one caller; no drafts. Steps without prompts are taken together un
 from __future__ import annotations
 
 import heapq
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from eyas.common.step_times import PaceMeter, PromptShare, StepPace, StepTimes, behind
@@ -22,9 +22,6 @@ LAUNCHED_AHEAD = 1
 
 LEAST_LASTING = 1 / 32
 """The part of a token's bytes that a cached block takes at least, if all layers have windows."""
-
-GAP_S = 1e-4
-"""Gaps between tokens are counted in steps of so much."""
 
 
 class BlockCache:
@@ -108,7 +105,6 @@ class SimulatedWorker:
         self.pledged = 0  # sequences that will decode here and are computed elsewhere, or on their way
         self.pledged_context = 0
         self.queued = 0  # prompt tokens here that are not computed
-        self.gaps: Counter[int] = Counter()  # decoded tokens by the time since the one before, in GAP_S
         self._waiting: list[tuple[float, int, SimulatedJob]] = []
         self._prompts: list[SimulatedJob] = []
         self._joining: deque[SimulatedJob] = deque()  # their KV is here
@@ -224,8 +220,6 @@ class SimulatedWorker:
             self._meter.ran(decoding, total, step.end_s - step.start_s, step.rounds * predicted)
         self._rounds += step.rounds
         self._context += step.rounds * decoding
-        if decoding:
-            self.gaps[round(step.each_s / GAP_S)] += step.rounds * decoding
         ended = []
         while self._decoding and self._decoding[0][0] <= self._rounds:
             job = heapq.heappop(self._decoding)[2]

@@ -66,7 +66,7 @@ def poisson(traffic: RandomTraffic, rate: float, count: int, seed: int) -> list[
     for number in range(count):
         if number % traffic.burst == 0:
             at_s += gaps.expovariate(rate / traffic.burst)
-        arrivals.append(_draw(traffic, at_s, number, lengths))
+        arrivals.append(_draw(traffic, at_s, lengths))
     return arrivals
 
 
@@ -95,7 +95,7 @@ def means(arrivals: Sequence[SimulatedRequest]) -> tuple[float, float, float]:
     return prompt, sum(a.output for a in arrivals) / count, square / max(prompt, 1.0) ** 2
 
 
-def _draw(traffic: RandomTraffic, at_s: float, number: int, rng: random.Random) -> SimulatedRequest:
+def _draw(traffic: RandomTraffic, at_s: float, rng: random.Random) -> SimulatedRequest:
     prompt = rng.randint(max(1, int(traffic.input_len * traffic.shortest)), traffic.input_len)
     output = rng.randint(max(1, int(traffic.output_len * traffic.shortest)), traffic.output_len)
     common = rng.randrange(traffic.prefixes)

@@ -12,6 +12,7 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -211,7 +212,8 @@ def test_drafts_are_those_that_hosts_hand_over(
 ) -> None:
     chosen = replace(config, speculation=CHAIN)
     expected, by_host, _ = served(replace(chosen, transfer="shm"), asked(10))
-    theirs, _ = dict(proposed), proposed.clear()
+    theirs = dict(proposed)
+    proposed.clear()
     found, sent, cluster = served(by_gpu(chosen), asked(10))
     assert tokens(found) == tokens(expected)
     assert by_host[SHM] > 1 and by_host[GRPC] == 1 and MAILBOX not in by_host
@@ -300,7 +302,7 @@ def test_rounds_that_are_lost_open_their_sequence_anew(
     monkeypatch.setattr("eyas.engine.speculation.drafters.remote.BACKOFF_S", 0.0)
     post, calls = mailbox.post, itertools.count(1)
 
-    def lossy(tables: SlotTables, slots: torch.Tensor, *rest: object) -> None:
+    def lossy(tables: SlotTables, slots: torch.Tensor, *rest: Any) -> None:
         """The fourth round of a sequence that has a mailbox is not told."""
         if not tables.mailbox[slots.long()].any() or next(calls) != 4:
             post(tables, slots, *rest)
@@ -317,7 +319,7 @@ def lossy(every: int) -> Callable[..., None]:
     """`row_ring.put`, but every so often nothing is written: as if another lap had begun."""
     put, calls = row_ring.put, [0]
 
-    def sometimes(*parts: object) -> None:
+    def sometimes(*parts: Any) -> None:
         calls[0] += 1
         if calls[0] % every:
             put(*parts)
