@@ -25,7 +25,7 @@ from tests.unit.attention_ranks_rig import (
     request,
 )
 from tests.unit.loopback import wait_all
-from tests.unit.test_engine import _assert_nothing_held
+from tests.unit.loopback_runs import assert_idle
 from tests.unit.tiny_deepseek import write_tiny_deepseek
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -51,7 +51,7 @@ def test_two_ranks_give_what_one_gives(two: Ranked, config: EngineConfig) -> Non
     assert answers(two.run(requests)) == answers(alone(config, requests))
     rows = [sum(step[rank] for step in two.seen.steps) for rank in range(2)]
     assert min(rows) > max(rows) / 5, f"the ranks did not share the work: {rows}"
-    _assert_nothing_held(two.cluster)
+    assert_idle(two.cluster)
 
 
 def test_a_rank_without_rows_takes_part_in_prompts_and_in_rounds(two: Ranked) -> None:
@@ -74,7 +74,7 @@ def test_a_cancelled_request_leaves_its_rank_idle(two: Ranked) -> None:
     two.cluster.by_role["decode"].send(CancelGeneration("cancelled"))
     wait_all([other], 30)
     assert len(long.tokens[0]) < 200 and len(other.tokens[0]) == 60
-    _assert_nothing_held(two.cluster)
+    assert_idle(two.cluster)
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def _soak(engine: Ranked, count: int, seed: int) -> None:
         if alone:
             engine.run([request(f"{seed} {i} alone", 17, 2, seed)])
     wait_all(results, 60)
-    _assert_nothing_held(engine.cluster)
+    assert_idle(engine.cluster)
 
 
 @pytest.mark.slow

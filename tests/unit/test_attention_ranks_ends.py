@@ -24,7 +24,7 @@ from tests.unit.attention_ranks_rig import BASE, SIZES, alone, answers, mixed, m
 from tests.unit.families import write_family
 from tests.unit.fp8_formats import FORMATS, write_format
 from tests.unit.loopback import Loopback, split_configs, wait_all
-from tests.unit.test_engine import _assert_nothing_held
+from tests.unit.loopback_runs import assert_idle
 from tests.unit.tiny_deepseek import write_tiny_deepseek, write_tiny_nextn_deepseek
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -86,7 +86,7 @@ def test_preempted_sequences_come_back_to_their_rank(config: EngineConfig, monke
     engine = ranked(monkeypatch, replace(config, num_pages=16), 2)
     assert answers(engine.run(requests)) == wanted
     assert engine.cluster.workers["w"].load.preemptions > 0
-    _assert_nothing_held(engine.cluster)
+    assert_idle(engine.cluster)
     engine.cluster.close()
 
 
@@ -104,7 +104,7 @@ def test_drafts_change_no_token(tmp_path, monkeypatch, spec: SpeculationConfig) 
     assert sum(entry.accepted for result in results for entry in result.entries) > 0
     engine.run([_hot(request("lonely", 40, 12))])
     assert min(engine.idle()) > 0, "no rank was idle"
-    _assert_nothing_held(engine.cluster)
+    assert_idle(engine.cluster)
     engine.cluster.close()
 
 
@@ -127,7 +127,7 @@ def test_pages_travel_from_ranks_and_to_ranks(config: EngineConfig, which: str) 
     assert answers(found) == wanted
     moved = [entry.timings for result in found for entry in result.entries if entry.timings]
     assert moved and all(timings.transfer_path == "shm" for timings in moved)
-    _assert_nothing_held(cluster)
+    assert_idle(cluster)
     scheduler = cluster.workers[which].engine._scheduler
     assert all(rank.prompt_tokens > 0 for rank in scheduler._ranks), "a rank had nothing to do"
     cluster.close()

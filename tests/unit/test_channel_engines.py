@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 from loopback import Loopback, Worker, split_configs
+from loopback_runs import assert_idle, mixed_requests, run_all, undrafted
 from test_draft_channel import mapped
 from test_eagle_engine import CHAIN, TREE, base
-from test_engine import _assert_nothing_held, _plain, _requests, _run
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.types import Role
@@ -25,7 +25,7 @@ from eyas.engine.speculation.drafters.channels import GRPC, SHM, DraftChannels
 pytestmark = pytest.mark.usefixtures("one_thread")
 __all__ = ["base"]  # a fixture
 
-ASKED = _requests(3, seed=4)
+ASKED = mixed_requests(3, seed=4)
 Answers = list[dict[int, list[int]]]
 
 PATIENCE_S = 20.0  # no draft comes too late, however slow the machine; one that is waited for shows
@@ -60,7 +60,7 @@ class Pair(Loopback):
 
 @pytest.fixture(scope="module")
 def expected(base: EngineConfig) -> Answers:
-    return _plain(base, ASKED)
+    return undrafted(base, ASKED)
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_no_token_is_another_by_either_path(
     base: EngineConfig, expected: Answers, spec: SpeculationConfig, path: str
 ) -> None:
     cluster = Pair(replace(base, speculation=spec, transfer=path))
-    assert _run(cluster, ASKED) == expected
+    assert run_all(cluster, ASKED) == expected
     assert any(entry.accepted for result in cluster.results.values() for entry in result.entries)
     sent = cluster.sent()
     assert sent.get(SHM, 0) > 5 * sent[GRPC] if path == SHM else set(sent) == {GRPC}
-    _assert_nothing_held(cluster)
+    assert_idle(cluster)
     cluster.close()
     assert mapped() == 0
 
@@ -100,11 +100,11 @@ def test_no_token_is_another_where_steps_have_little_room(base: EngineConfig, ex
     turns.room, turns.choose = StepRoom(2.5, 2.5, 1000.0), noted
     params = msgspec.structs.replace(ASKED[0].params, max_tokens=50)
     longer = msgspec.structs.replace(ASKED[0], params=params)
-    assert _run(cluster, [longer, *ASKED[1:]]) == [*_plain(base, [longer]), *expected[1:]]
+    assert run_all(cluster, [longer, *ASKED[1:]]) == [*undrafted(base, [longer]), *expected[1:]]
     first = steps.index((True, False))
     assert (False, True) in steps[first:], "the last one should have had drafts again"
     assert (True, True) not in steps[first:]
-    _assert_nothing_held(cluster)
+    assert_idle(cluster)
     cluster.close()
 
 
@@ -130,7 +130,7 @@ def test_a_drafter_that_dies_is_not_waited_for(
 
     monkeypatch.setattr(PostedCommits, "answer", last_words)
     monkeypatch.setattr(DraftChannels, "wake", dies)
-    assert _run(cluster, ASKED) == expected, "or it took too long: a dead drafter was waited for"
+    assert run_all(cluster, ASKED) == expected, "or it took too long: a dead drafter was waited for"
     drafting = cluster.decode.engine._drafting
     assert cluster.dead and not drafting.awaits() and not drafting.owed() and drafting.missed_rounds == 0
     cluster.close()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from loopback import Loopback, split_configs
-from test_engine import _assert_nothing_held, _plain, _requests, _run
+from loopback_runs import assert_idle, mixed_requests, run_all, undrafted
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.engine.batch.spans import QuerySpan
@@ -100,14 +100,14 @@ def engine(folder: Path, pool_dir: Path) -> EngineConfig:
     )
 
 
-ASKED = _requests(6)
+ASKED = mixed_requests(6)
 CHAIN, TREE = SpeculationConfig(steps=3, draft_tokens=4), SpeculationConfig(steps=3, topk=4, draft_tokens=12)
 
 
 @pytest.fixture(scope="module")
 def expected(case: Case, tmp_path_factory: pytest.TempPathFactory) -> list[dict[int, list[int]]]:
     """What plain decoding says to `ASKED`."""
-    return _plain(engine(case.folder, tmp_path_factory.mktemp("pools")), ASKED)
+    return undrafted(engine(case.folder, tmp_path_factory.mktemp("pools")), ASKED)
 
 
 @pytest.mark.slow
@@ -126,8 +126,8 @@ def test_a_nextn_head_changes_no_token(
 ) -> None:
     config = replace(engine(case.folder, tmp_path), speculation=spec)
     cluster = Loopback(*(split_configs(config) if split else (config,)))
-    assert _run(cluster, ASKED, split=split) == expected
+    assert run_all(cluster, ASKED, split=split) == expected
     entries = [entry for result in cluster.results.values() for entry in result.entries]
     assert any(entry.accepted for entry in entries), "nothing was ever accepted: drafting was not exercised"
-    _assert_nothing_held(cluster)
+    assert_idle(cluster)
     cluster.close()

@@ -16,7 +16,7 @@ from eyas.engine.ipc.messages import CancelGeneration
 from tests.unit.attention_ranks_rig import alone, request
 from tests.unit.device_ranks_rig import PLAIN, SIZES, DeviceRanks, device_ranks, logprobs, mixed, tokens
 from tests.unit.loopback import wait_all
-from tests.unit.test_engine import _assert_nothing_held
+from tests.unit.loopback_runs import assert_idle
 from tests.unit.tiny_deepseek import write_tiny_deepseek
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("one_thread")]
@@ -43,7 +43,7 @@ def test_two_ranks_give_what_one_gives(two: DeviceRanks, config: EngineConfig) -
     assert logprobs(ours) == pytest.approx(logprobs(wanted), abs=1e-4)
     works = [sum(works[rank] for works, _ in two.seen) for rank in range(2)]
     assert min(works) > max(works) / 4, f"the ranks did not share the work: {works}"
-    _assert_nothing_held(two.cluster)
+    assert_idle(two.cluster)
 
 
 def test_a_rank_without_rows_takes_part_in_prompts_and_in_rounds(two: DeviceRanks, config) -> None:
@@ -63,7 +63,7 @@ def test_a_cancelled_request_leaves_its_rank_idle(two: DeviceRanks) -> None:
     two.cluster.by_role["decode"].send(CancelGeneration("cancelled"))
     wait_all([other], 60)
     assert len(long.tokens[0]) < 100 and len(other.tokens[0]) == 20
-    _assert_nothing_held(two.cluster)
+    assert_idle(two.cluster)
 
 
 def test_a_prompt_is_found_where_it_was_computed(two: DeviceRanks) -> None:
@@ -90,4 +90,4 @@ def test_many_tiny_requests_end(two: DeviceRanks) -> None:
                 two.cluster.by_role["decode"].send(CancelGeneration(made.id))
         wait_all(results, 60)
     assert min(two.idle(first)) > 0
-    _assert_nothing_held(two.cluster)
+    assert_idle(two.cluster)

@@ -16,8 +16,8 @@ from eyas.common.config import EngineConfig
 from eyas.engine.ipc.messages import CancelGeneration
 from tests.unit.device_ranks_rig import PATIENCE_S, DeviceRanks, device_ranks, logprobs, tokens
 from tests.unit.loopback import wait_all
+from tests.unit.loopback_runs import assert_idle
 from tests.unit.ranks_drafts_rig import accepted, asked, everything, knowing, one_rank, walks
-from tests.unit.test_engine import _assert_nothing_held
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("one_thread")]
 
@@ -44,7 +44,7 @@ def test_two_ranks_draft_what_one_drafts(two: DeviceRanks, config: EngineConfig)
     works = [sum(works[rank] for works, _ in two.seen) for rank in range(2)]
     assert min(works) > max(works) / 4, f"the ranks did not share the work: {works}"
     assert any(0 < max(rows) and works[rows.index(0)] for works, rows in two.seen if 0 in rows)
-    _assert_nothing_held(two.cluster)
+    assert_idle(two.cluster)
 
 
 def test_a_rank_that_is_idle_all_the_time_takes_part(two: DeviceRanks, config: EngineConfig) -> None:
@@ -80,7 +80,7 @@ def test_a_cancelled_request_leaves_its_rank_idle(two: DeviceRanks) -> None:
     two.cluster.by_role["decode"].send(CancelGeneration("cancelled"))
     wait_all([other], PATIENCE_S)
     assert len(long.tokens[0]) < 80 and len(other.tokens[0]) == 20
-    _assert_nothing_held(two.cluster)
+    assert_idle(two.cluster)
 
 
 def test_the_draft_kv_of_a_cached_prompt_is_found_too(two: DeviceRanks, config: EngineConfig) -> None:
@@ -106,4 +106,4 @@ def test_many_tiny_requests_end(two: DeviceRanks) -> None:
                 two.cluster.by_role["decode"].send(CancelGeneration(made.id))
         wait_all(results, PATIENCE_S)
     assert min(two.idle(first)) > 0
-    _assert_nothing_held(two.cluster)
+    assert_idle(two.cluster)

@@ -24,11 +24,11 @@ from eyas.engine.parallel.ranks import RankChannel, RankInfo
 from eyas.engine.speculation.device import DeviceProposer
 from tests.unit.device_ranks_rig import PLAIN, device_ranks, interpreted_follower, no_group_stays, tokens
 from tests.unit.families import write_family
+from tests.unit.loopback_runs import assert_idle
 from tests.unit.ranks_drafts_rig import CHAIN, TREE, accepted, asked, everything, knowing, one_rank, walks
 from tests.unit.test_device_engine import write_head
 from tests.unit.test_device_grammar import requests as held
 from tests.unit.test_device_grammar import write_tokenizer
-from tests.unit.test_engine import _assert_nothing_held
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("one_thread")]
 
@@ -81,7 +81,7 @@ def test_preempted_sequences_come_back_with_their_drafts(tmp_path: Path) -> None
     engine, wanted = device_ranks(config), one_rank(config, long)
     assert tokens(engine.run(long)) == tokens(wanted)
     assert engine.cluster.workers["w"].load.preemptions > 0
-    _assert_nothing_held(engine.cluster)
+    assert_idle(engine.cluster)
     engine.cluster.close()
 
 

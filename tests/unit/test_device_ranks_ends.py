@@ -30,8 +30,8 @@ from tests.unit.device_ranks_rig import (
 )
 from tests.unit.families import write_family
 from tests.unit.fp8_formats import FORMATS, write_format
+from tests.unit.loopback_runs import assert_idle
 from tests.unit.test_device_grammar import requests, write_tokenizer
-from tests.unit.test_engine import _assert_nothing_held
 from tests.unit.tiny_deepseek import write_tiny_deepseek
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("one_thread")]
@@ -108,7 +108,7 @@ def test_preempted_sequences_come_back_to_their_rank(tmp_path: Path) -> None:
     engine = device_ranks(config)
     assert tokens(engine.run(long)) == wanted
     assert engine.cluster.workers["w"].load.preemptions > 0
-    _assert_nothing_held(engine.cluster)
+    assert_idle(engine.cluster)
     engine.cluster.close()
 
 

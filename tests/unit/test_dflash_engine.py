@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 from loopback import Loopback, split_configs
+from loopback_runs import assert_idle, mixed_requests, patient, run_all, undrafted
 from test_depth_engine import answers, requests
 from test_device_engine import PROMPT, SIZES, on_device, rounds, tokens
 from test_device_engine import answers as answers_of
-from test_engine import _assert_nothing_held, _plain, _requests, _run, patient
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
@@ -25,7 +25,7 @@ from tests.unit.wandering import wander
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ASKED = _requests(6, seed=4)
+ASKED = mixed_requests(6, seed=4)
 CHAIN = SpeculationConfig(steps=5, draft_tokens=6)
 
 
@@ -51,10 +51,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 def test_a_block_changes_no_token(base: EngineConfig, split: bool) -> None:
     """Greedy and seeded, with other limits per request; in one engine, and by the draft service."""
     cluster = patient(base) if split else Loopback(base)
-    assert _run(cluster, ASKED, split=split) == _plain(base, ASKED)
+    assert run_all(cluster, ASKED, split=split) == undrafted(base, ASKED)
     entries = [entry for result in cluster.results.values() for entry in result.entries]
     assert any(entry.accepted for entry in entries), "nothing was ever accepted: drafting was not exercised"
-    _assert_nothing_held(cluster)
+    assert_idle(cluster)
     cluster.close()
 
 

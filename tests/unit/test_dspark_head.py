@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from loopback import Loopback
+from loopback_runs import assert_idle, patient, run_all, undrafted
 from test_dflash_device import proposals
 from test_dflash_engine import ASKED, config_of
-from test_engine import _assert_nothing_held, _plain, _run, patient
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ConfigError
@@ -120,11 +120,11 @@ def test_a_coupled_block_changes_no_token(tmp_path: Path) -> None:
     config = config_of(tmp_path, (1, 2, 4), layers=4)
     head = write_tiny_dspark(tmp_path / "coupled", Path(config.model), reads=(1, 2, 4))
     config, asked = replace(config, draft=str(head)), ASKED[:3]
-    expected = _plain(config, asked)
+    expected = undrafted(config, asked)
     for split, cluster in ((False, Loopback(config)), (True, patient(config))):
-        assert _run(cluster, asked, split=split) == expected
+        assert run_all(cluster, asked, split=split) == expected
         assert any(entry.accepted for result in cluster.results.values() for entry in result.entries)
-        _assert_nothing_held(cluster)
+        assert_idle(cluster)
         cluster.close()
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from loopback import Loopback
+from loopback_runs import assert_idle, mixed_requests, patient, run_all, undrafted
 from test_device_engine import DRAFTS, PROMPT, SIZES, answers, on_device, rounds, tokens
-from test_engine import _assert_nothing_held, _plain, _requests, _run, patient
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
@@ -18,7 +18,7 @@ from tests.unit.tiny import edit, write_tiny_eagle, write_tiny_eagle3, write_tin
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ASKED = _requests(6, seed=4)
+ASKED = mixed_requests(6, seed=4)
 CHAIN, TREE = SpeculationConfig(steps=3, draft_tokens=4), SpeculationConfig(steps=3, topk=4, draft_tokens=12)
 
 
@@ -42,7 +42,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 @pytest.fixture(scope="module")
 def expected(base: EngineConfig) -> list[dict[int, list[int]]]:
     """What plain decoding says to `ASKED`."""
-    return _plain(base, ASKED)
+    return undrafted(base, ASKED)
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_a_head_changes_no_token(
 ) -> None:
     config = replace(base, speculation=spec)
     cluster = patient(config) if split else Loopback(config)
-    assert _run(cluster, ASKED, split=split) == expected
+    assert run_all(cluster, ASKED, split=split) == expected
     entries = [entry for result in cluster.results.values() for entry in result.entries]
     assert any(entry.accepted for entry in entries), "nothing was ever accepted: drafting was not exercised"
-    _assert_nothing_held(cluster)
+    assert_idle(cluster)
     cluster.close()
 
 
@@ -77,9 +77,9 @@ def test_features_of_another_width_cross_the_wire(
     edit(head, dict(own), norm_output=True, norm_before_residual=True)
     config = replace(base, speculation=CHAIN, draft=str(head), draft_capture_layers=(1, 4, 8))
     cluster = patient(config)
-    assert _run(cluster, ASKED, split=True) == expected
+    assert run_all(cluster, ASKED, split=True) == expected
     assert any(entry.accepted for result in cluster.results.values() for entry in result.entries)
-    _assert_nothing_held(cluster)
+    assert_idle(cluster)
     cluster.close()
 
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from loopback import Loopback, QueueLink, Result, split_configs, wait_all
+from loopback_runs import VOCAB, assert_idle, mixed_requests, patient, run_all, undrafted
 from tiny import write_tiny_pair
 
 from eyas.common.config import EngineConfig, SpeculationConfig
@@ -23,8 +24,6 @@ from eyas.engine.loop.engine import Engine
 from tests.unit.crossed import crossed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-VOCAB = 256
 
 
 @pytest.fixture(scope="module")
@@ -42,104 +41,41 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     )
 
 
-def _requests(count: int, seed: int = 0) -> list[GenerationRequest]:
-    """Mixed lengths, parameters and n."""
-    rng = random.Random(seed)
-    made = []
-    for i in range(count):
-        params = [
-            SamplingParams(temperature=0.0, max_tokens=18),
-            SamplingParams(temperature=0.8, top_p=0.95, seed=rng.getrandbits(64), max_tokens=18, logprobs=2),
-            SamplingParams(
-                temperature=1.0,
-                seed=rng.getrandbits(64),
-                max_tokens=16,
-                min_tokens=3,
-                repetition_penalty=1.2,
-                presence_penalty=0.5,
-                frequency_penalty=0.3,
-                logit_bias={7: 4.0, 9: -50.0},
-                stop_token_ids=(11, 12, 13),
-                bad_words=((7, 7), (10,), (7, 3, 7)),
-            ),
-        ][i % 3]
-        prompt = tuple(rng.randrange(VOCAB) for _ in range(rng.choice([1, 2, 15, 16, 17, 33, 70])))
-        made.append(
-            GenerationRequest(
-                f"r{i}", prompt, params, tuple(RequestChoice(c) for c in range(1 + i % 4 // 3 * 2))
-            )
-        )
-    return made
-
-
-def _run(cluster: Loopback, requests: list[GenerationRequest], *, split: bool = False) -> list[dict]:
-    results = [cluster.submit(request, split=split) for request in requests]
-    wait_all(results, 60)
-    return [result.tokens for result in results]
-
-
-def _plain(base: EngineConfig, requests: list[GenerationRequest]) -> list[dict]:
-    """The reference: no drafter, one request at a time."""
-    cluster = Loopback(replace(base, draft=None))
-    found = [_run(cluster, [request])[0] for request in requests]
-    cluster.close()
-    return found
-
-
-def _assert_nothing_held(cluster: Loopback) -> None:
-    """Every worker is idle and owns no page beyond its prefix cache."""
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        loads = [worker.load for worker in cluster.workers.values()]
-        if all(load and load.running == load.waiting == load.pages_used == 0 for load in loads):
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"still held: {loads}")
-
-
 @pytest.mark.slow
 def test_unified_speculation_changes_no_token(base: EngineConfig) -> None:
-    requests = _requests(18)
-    expected = _plain(base, requests)
+    requests = mixed_requests(18)
+    expected = undrafted(base, requests)
     cluster = Loopback(base)
-    assert _run(cluster, requests) == expected
+    assert run_all(cluster, requests) == expected
     accepted = sum(e.accepted for r in cluster.results.values() for e in r.entries)
     assert accepted > 0, "nothing was ever accepted: speculation was not exercised"
-    _assert_nothing_held(cluster)
+    assert_idle(cluster)
     cluster.close()
 
 
 def test_tree_speculation_changes_no_token(base: EngineConfig) -> None:
-    requests = _requests(6, seed=1)
-    expected = _plain(base, requests)
+    requests = mixed_requests(6, seed=1)
+    expected = undrafted(base, requests)
     spec = SpeculationConfig(steps=3, topk=4, draft_tokens=12)
     cluster = Loopback(replace(base, speculation=spec))
-    assert _run(cluster, requests) == expected
+    assert run_all(cluster, requests) == expected
     rounds = [e for r in cluster.results.values() for e in r.entries if e.offered]
     assert any(e.accepted for e in rounds) and max(e.offered for e in rounds) == spec.steps
-    _assert_nothing_held(cluster)
+    assert_idle(cluster)
     (worker,) = cluster.workers.values()
     assert worker.load.nodes_verified > sum(e.offered for e in rounds), "drafts never branched"
     cluster.close()
 
 
-def patient(config: EngineConfig) -> Loopback:
-    """The split services, where no draft comes too late, however slow the machine."""
-    cluster = Loopback(*split_configs(config))
-    waits = SimpleNamespace(draft_wait_s=20.0, stepped=lambda landed, seconds: None)
-    cluster.by_role["decode"].engine._drafting.patience = waits
-    return cluster
-
-
 def test_split_services_change_no_token(base: EngineConfig) -> None:
-    requests = _requests(6, seed=2)
-    expected = _plain(base, requests)
+    requests = mixed_requests(6, seed=2)
+    expected = undrafted(base, requests)
     cluster = patient(base)
-    assert _run(cluster, requests, split=True) == expected
+    assert run_all(cluster, requests, split=True) == expected
     assert any(e.accepted for r in cluster.results.values() for e in r.entries)
     moved = [e.timings for r in cluster.results.values() for e in r.entries if e.timings]
     assert all(timings.transfer_path == "shm" for timings in moved)
-    _assert_nothing_held(cluster)
+    assert_idle(cluster)
     cluster.close()
 
 
@@ -155,7 +91,7 @@ def test_the_first_round_of_every_choice_is_drafted_by_a_service(base: EngineCon
             (RequestChoice(0), RequestChoice(1), RequestChoice(2)),
         )
         request = GenerationRequest(f"r{i}", tuple(range(30 + i)), params, choices[: 1 + 2 * (i % 2)])
-        _run(cluster, [request], split=True)
+        run_all(cluster, [request], split=True)
     first = [e for r in cluster.results.values() for e in r.entries if e.index == 1]
     assert len(first) == 8 and all(e.offered == base.speculation.steps for e in first)
     cluster.close()
@@ -170,12 +106,12 @@ def test_preemption_changes_no_token(base: EngineConfig) -> None:
         )
         for i in range(8)
     ]
-    expected = _plain(base, requests)
+    expected = undrafted(base, requests)
     for config in (replace(base, num_pages=24), replace(base, num_pages=24, draft=None)):
         cluster = Loopback(config)
-        assert _run(cluster, requests) == expected
+        assert run_all(cluster, requests) == expected
         assert cluster.workers["unified"].engine._scheduler.preemptions > 0, "the pool was large enough"
-        _assert_nothing_held(cluster)
+        assert_idle(cluster)
         cluster.close()
 
 
@@ -190,7 +126,7 @@ def test_giving_way_to_another_call_changes_no_token(base: EngineConfig, split: 
         for i, prompt in enumerate(prompts)
     ]
     one = GenerationRequest("one", (5, 6, 7), msgspec.structs.replace(params, max_tokens=4), call="one")
-    expected = _plain(base, [*many, one])
+    expected = undrafted(base, [*many, one])
     small = replace(base, max_running=4)
     cluster = Loopback(*(split_configs(small) if split else (small,)))
     results = [cluster.submit(request, split=split) for request in many]
@@ -201,20 +137,20 @@ def test_giving_way_to_another_call_changes_no_token(base: EngineConfig, split: 
     wait_all(results, 60)
     assert [result.tokens for result in (*results, late)] == expected
     assert cluster.workers["decode" if split else "unified"].engine._scheduler.preemptions > 0
-    _assert_nothing_held(cluster)
+    assert_idle(cluster)
     cluster.close()
 
 
 def test_cached_prefixes_change_no_token(base: EngineConfig) -> None:
     prompt = tuple(random.Random(5).randrange(VOCAB) for _ in range(100))
     first = [GenerationRequest("a", prompt, SamplingParams(temperature=0.0, max_tokens=40))]
-    expected = _plain(base, first)[0][0]
+    expected = undrafted(base, first)[0][0]
     follow = GenerationRequest(
         "b", (*prompt, *expected, 1, 2, 3), SamplingParams(temperature=0.0, max_tokens=20)
     )
-    wanted = _plain(base, [follow])[0]
+    wanted = undrafted(base, [follow])[0]
     cluster = Loopback(base)
-    assert _run(cluster, first)[0][0] == expected
+    assert run_all(cluster, first)[0][0] == expected
     result = cluster.submit(follow, split=False)
     wait_all([result], 30)
     assert result.tokens == wanted
@@ -229,7 +165,7 @@ def turns(base: EngineConfig) -> tuple[list[GenerationRequest], list[dict]]:
     prompt = tuple(random.Random(6).randrange(VOCAB) for _ in range(100))
     first = GenerationRequest("a", prompt, SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))
     follow = GenerationRequest("b", (*prompt, 1, 2, 3), SamplingParams(temperature=0.0, max_tokens=8))
-    return [first, follow], _plain(base, [first, follow])
+    return [first, follow], undrafted(base, [first, follow])
 
 
 @pytest.mark.slow
@@ -249,14 +185,14 @@ def test_a_prompt_is_cached_while_its_answer_goes_on(
     wait_all([before], 60)
     assert [before.tokens, after.tokens] == wanted
     assert next(e.timings for e in after.entries if e.timings).cached_tokens == 96
-    _assert_nothing_held(cluster)
+    assert_idle(cluster)
     cluster.close()
 
 
 def test_migrated_choices_continue_as_they_would_have(base: EngineConfig) -> None:
     params = SamplingParams(temperature=0.9, seed=3, max_tokens=30)
     request = GenerationRequest("a", tuple(range(50)), params, (RequestChoice(0), RequestChoice(1)))
-    whole = _plain(base, [request])[0]
+    whole = undrafted(base, [request])[0]
     cluster = Loopback(base)
     begun = replace_choices(
         request, (RequestChoice(0, tuple(whole[0][:7])), RequestChoice(1, tuple(whole[1][:19])))
@@ -282,7 +218,7 @@ def test_cancelled_requests_leave_nothing(base: EngineConfig, split: bool) -> No
         time.sleep(rng.random() * 0.05)
         for worker in {cluster.by_role["decode"], cluster.by_role["prefill"]}:
             worker.send(CancelGeneration(request.id, rng.choice([None, 0])), CancelGeneration(request.id))
-    _assert_nothing_held(cluster)
+    assert_idle(cluster)
     cluster.close()
 
 
@@ -297,7 +233,7 @@ def test_a_cancelled_choice_leaves_the_others_as_they_were(
     params = SamplingParams(temperature=0.9, seed=11, max_tokens=12)
     prompt = tuple(i % VOCAB for i in range(400))  # several chunks, so that the cancellation comes first
     request = GenerationRequest("a", prompt, params, (RequestChoice(0), RequestChoice(1), RequestChoice(2)))
-    expected = _plain(base, [request])[0]
+    expected = undrafted(base, [request])[0]
     cluster = Loopback(*(split_configs(base) if split else (base,)))
     result = cluster.submit(request, split=split)
     result.wanted = 2
@@ -307,7 +243,7 @@ def test_a_cancelled_choice_leaves_the_others_as_they_were(
         c: tokens for c, tokens in expected.items() if c != cancelled
     }
     assert cancelled not in result.tokens, "it was computed all the same"
-    _assert_nothing_held(cluster)
+    assert_idle(cluster)
     cluster.close()
 
 
@@ -339,7 +275,7 @@ def test_the_load_tells_of_a_queue_behind_many_choices(base: EngineConfig) -> No
             told.add((load.running, load.waiting))
     assert (3, 2) in told, told
     wait_all(others, 60)
-    _assert_nothing_held(cluster)
+    assert_idle(cluster)
     cluster.close()
 
 
@@ -429,7 +365,7 @@ def test_deadlines_end_requests(base: EngineConfig) -> None:
     cluster.by_role["decode"].send(_submit(request, attach=True))  # and it is not attached
     assert result.done.wait(5)
     assert result.failure is not None and "deadline" in result.failure
-    _assert_nothing_held(cluster)
+    assert_idle(cluster)
     cluster.close()
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 from loopback import Loopback, split_configs
+from loopback_runs import assert_idle, mixed_requests, run_all, undrafted
 from test_device_engine import DRAFTS, SIZES, answers, on_device, requests, rounds, tokens
-from test_engine import _assert_nothing_held, _plain, _requests, _run
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from tests.unit.tiny_mtp import write_tiny_mimo, write_tiny_nextn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ASKED = _requests(6)
+ASKED = mixed_requests(6)
 CHAIN, TREE = SpeculationConfig(steps=3, draft_tokens=4), SpeculationConfig(steps=3, topk=4, draft_tokens=12)
 
 
@@ -47,7 +47,7 @@ def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 def expected(base: EngineConfig) -> list[dict[int, list[int]]]:
     """What plain decoding says to `ASKED`."""
-    return _plain(base, ASKED)
+    return undrafted(base, ASKED)
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ def test_an_mtp_head_changes_no_token(
 ) -> None:
     config = replace(base, speculation=spec)
     cluster = Loopback(*(split_configs(config) if split else (config,)))
-    assert _run(cluster, ASKED, split=split) == expected
+    assert run_all(cluster, ASKED, split=split) == expected
     entries = [entry for result in cluster.results.values() for entry in result.entries]
     assert any(entry.accepted for entry in entries), "nothing was ever accepted: drafting was not exercised"
-    _assert_nothing_held(cluster)
+    assert_idle(cluster)
     cluster.close()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from loopback import Loopback, split_configs
-from test_engine import _assert_nothing_held, _plain, _requests, _run
+from loopback_runs import assert_idle, mixed_requests, run_all, undrafted
 from test_mtp_engine import CHAIN, TREE, config_of
 
 from eyas import cli
@@ -55,12 +55,12 @@ def test_a_head_in_four_bits_fits_a_target_in_four_bits(
 )
 def test_mtp_layers_in_four_bits_change_no_token(tmp_path: Path, form: str, split: bool) -> None:
     model = in_four_bits(write_tiny_nextn(tmp_path / "plain", layers=4), tmp_path / "model", form, 32)
-    config, asked = config_of(model, tmp_path), _requests(3)
-    expected = _plain(config, asked)
+    config, asked = config_of(model, tmp_path), mixed_requests(3)
+    expected = undrafted(config, asked)
     drafting = replace(config, speculation=CHAIN if split else TREE)
     cluster = Loopback(*(split_configs(drafting) if split else (drafting,)))
-    assert _run(cluster, asked, split=split) == expected
+    assert run_all(cluster, asked, split=split) == expected
     entries = [entry for result in cluster.results.values() for entry in result.entries]
     assert any(entry.accepted for entry in entries), "nothing was ever accepted: drafting was not exercised"
-    _assert_nothing_held(cluster)
+    assert_idle(cluster)
     cluster.close()

@@ -23,9 +23,9 @@ from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, Dr
 from tests.unit.head_chain import NOTICED, SAME, stored_keys
 from tests.unit.head_equations import PEagle
 from tests.unit.loopback import Loopback
+from tests.unit.loopback_runs import assert_idle, mixed_requests, patient, run_all, undrafted
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.test_device_engine import PROMPT, SIZES, answers, on_device, rounds, tokens
-from tests.unit.test_engine import _assert_nothing_held, _plain, _requests, _run, patient
 from tests.unit.tiny import edit, write_tiny_eagle3, write_tiny_llama
 from tests.unit.tiny_peagle import DEPTHS, MASK, write_tiny_peagle
 from tests.unit.wandering import wander
@@ -130,11 +130,11 @@ def test_a_head_changes_no_token(target: Path, tmp_path: Path, split: bool) -> N
         worker="unified",
         speculation=SpeculationConfig(4, draft_tokens=5),
     )
-    asked = _requests(3, seed=4)
+    asked = mixed_requests(3, seed=4)
     cluster = patient(config) if split else Loopback(config)
-    assert _run(cluster, asked, split=split) == _plain(config, asked)
+    assert run_all(cluster, asked, split=split) == undrafted(config, asked)
     assert any(entry.accepted for result in cluster.results.values() for entry in result.entries)
-    _assert_nothing_held(cluster)
+    assert_idle(cluster)
     cluster.close()
 
 

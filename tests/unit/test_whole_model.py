@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from loopback_runs import assert_idle, mixed_requests, patient, run_all, undrafted
 from safetensors.torch import load_file
 from test_device_engine import PROMPT, SIZES, answers, on_device, rounds, tokens
-from test_engine import _assert_nothing_held, _plain, _requests, _run, patient
 
 from eyas.common.config import NANO, EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
@@ -62,11 +62,11 @@ def base(target: Path) -> EngineConfig:
 def accepted_of(config: EngineConfig, asked: list[GenerationRequest], *, split: bool) -> list[list[int]]:
     """Drafts that each round of each request accepted; the tokens are those of plain decoding."""
     cluster = patient(config) if split else Loopback(config)
-    found = _run(cluster, asked, split=split)
-    _assert_nothing_held(cluster)
+    found = run_all(cluster, asked, split=split)
+    assert_idle(cluster)
     results = list(cluster.results.values())
     cluster.close()
-    assert found == _plain(config, asked)
+    assert found == undrafted(config, asked)
     return [[entry.accepted for entry in result.entries][1:] for result in results]
 
 
@@ -132,11 +132,11 @@ def test_another_model_changes_no_token(
     """Penalties, forks and stops as well; a model of another family and other sizes."""
     write_family(tmp_path / "drafter", "qwen3", vocab_size=256)
     config = replace(base, draft=str(tmp_path / "drafter"), speculation=drafts)
-    cluster, asked = patient(config), _requests(6, seed=4)
-    assert _run(cluster, asked, split=True) == _plain(config, asked)
+    cluster, asked = patient(config), mixed_requests(6, seed=4)
+    assert run_all(cluster, asked, split=True) == undrafted(config, asked)
     entries = [entry for result in cluster.results.values() for entry in result.entries]
     assert any(entry.accepted for entry in entries)
-    _assert_nothing_held(cluster)
+    assert_idle(cluster)
     cluster.close()
 
 
