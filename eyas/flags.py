@@ -28,8 +28,8 @@ from eyas.common.config import (
 )
 from eyas.common.logging import FORMATS, LEVELS
 from eyas.common.params import ADAPTER_NAME, MOST_ADAPTER_NAME, MOST_ADAPTER_RANK
+from eyas.common.prompt_room import MOST_TOGETHER
 from eyas.common.security.secret_urls import VARIABLES
-from eyas.common.step_times import MOST_TOGETHER
 from eyas.common.types import Role
 from kv_transfer.backends.table import AUTO, BACKENDS, NONE
 

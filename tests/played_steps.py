@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from eyas.bench.cases import make_case
 from eyas.common.params import SamplingParams
-from eyas.common.step_times import StepBudget, StepPace, StepTimes
+from eyas.common.prompt_room import StepBudget
+from eyas.common.step_times import StepPace, StepTimes
 from eyas.common.types import GenerationRequest
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.kv.pages import PagePool
@@ -132,7 +133,8 @@ def engine(hardware: WorkerHardware, yields: PromptYield) -> PlayedSteps:
         hardware.max_running,
         budget.chunk_tokens,
         1,
-        mixed_prefill_budget=lambda rounds, many: budget.prompt_rows(rounds, 1 << 30 if many else 0),
+        mixed_prefill_budget=budget.mixed_prefill_budget,
+        long_prompt_rows=budget.long_prompt_rows,
         yields=yields,
     )
     return PlayedSteps(hardware.times, budget, limits, hardware.pool_tokens // limits.page_size)

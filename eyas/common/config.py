@@ -19,7 +19,7 @@ from typing import Any
 from eyas.common.cluster.names import CLUSTER, is_address, join
 from eyas.common.errors import ConfigError
 from eyas.common.model_folder import TextSource
-from eyas.common.step_times import MOST_TOGETHER
+from eyas.common.prompt_room import MOST_TOGETHER
 from eyas.common.types import EXACT, FAST, Role
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"

@@ -9,24 +9,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-MANY_STEPS = 4
-"""When more prompt tokens wait than so many of the largest steps that also decode compute, prompts take
-precedence over decoding speed. One long prompt is not many: in small chunks its rows cost no more, and others
-decode beside.
-"""
-
-LEAST_ROWS = 64
-"""Prompt rows beside any number of decoding sequences: prompts go on however many decode."""
-
-MOST_BESIDE = 3072
-"""Rows of a step that also decodes, however many prompt tokens wait and steps of prompts alone have."""
-
-MOST_TOGETHER = 8192
-"""Rows of a step with several prompts: the first of them waits for the last. One alone may have more."""
+from eyas.common.prompt_room import StepBudget, rows_of
 
 FADE_S = 5.0
 """After steps of a kind that take this long, those before them have lost all but 1/e of their weight."""
@@ -111,32 +98,6 @@ class StepTimes:
         return 1e-3 * pace * total
 
 
-def beside(chunk_tokens: int) -> int:
-    """The most rows of a step that also decodes, where steps of prompts have up to `chunk_tokens`."""
-    return min(chunk_tokens, MOST_BESIDE)
-
-
-def behind(rows: int, taken: int) -> int:
-    """The rows that a step has left for further prompts, if it had room for `rows` and one has `taken`."""
-    return max(min(rows, MOST_TOGETHER) - taken, 0)
-
-
-@dataclass(frozen=True)
-class StepBudget:
-    """The most rows of a step with prompts, and as many as it should have while sequences decode."""
-
-    chunk_tokens: int
-    mixed_tokens: int
-
-    def prompt_rows(self, decoding: int, waiting: int) -> int:
-        """Prompt rows beside `decoding` sequences while `waiting` prompt tokens are to be computed."""
-        if not decoding:
-            return self.chunk_tokens
-        most = beside(self.chunk_tokens)
-        many = waiting > MANY_STEPS * most
-        return max((max(most, self.mixed_tokens) if many else self.mixed_tokens) - decoding, LEAST_ROWS)
-
-
 @dataclass(frozen=True)
 class StepRates:
     """The measured steps of a worker: their times, and their number of prompt rows."""
@@ -145,14 +106,17 @@ class StepRates:
     budget: StepBudget
 
 
-def prompt_s(times: StepTimes, budget: StepBudget, tokens: int, decoding: int, context: float) -> float:
-    """Seconds until `tokens` prompt tokens are computed beside `decoding` sequences with `context` tokens.
+def prompt_s(
+    times: StepTimes, budget: StepBudget, prompts: Sequence[int], decoding: int, context: float
+) -> float:
+    """Seconds until prompts of so many tokens are computed beside `decoding` sequences with `context` tokens.
 
-    They count as one prompt of which nothing is cached, or as a queue of prompts as long as one chunk.
+    Nothing of them is cached. One may stand for a queue of prompts as long as one chunk.
     """
+    tokens = sum(prompts)
     if tokens <= 0:
         return 0.0
-    rows = min(budget.prompt_rows(decoding, tokens), tokens)
+    rows = rows_of(budget, decoding, prompts)
     return tokens / rows * times.step_s(decoding, context, rows, rows * min(tokens, 4 * rows) / 2)
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from eyas.common.errors import ConfigError
-from eyas.common.step_times import PiecewiseCurve, StepBudget, StepTimes
+from eyas.common.prompt_room import StepBudget
+from eyas.common.step_times import PiecewiseCurve, StepTimes
 
 EXAMPLE = Path(__file__).parent / "llama-3.1-8b-h200.json"
 CURVES = ("rows_ms", "context_ms")

@@ -9,10 +9,12 @@ is preempted; one caller; no drafts. Steps without prompts are taken together un
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
-from eyas.common.step_times import PaceMeter, PromptShare, StepPace, StepTimes, behind
+from eyas.common.prompt_room import prompt_room
+from eyas.common.step_times import PaceMeter, PromptShare, StepPace, StepTimes
 from eyas.engine.scheduling.limits import GPU_YIELD
 from eyas.simulator.hardware import WorkerHardware
 from eyas.simulator.workload import BLOCK_TOKENS, SimulatedRequest
@@ -243,18 +245,20 @@ class SimulatedWorker:
         """The prompt rows of the next step."""
         if not self.queued:
             return ()
-        left = self.hardware.budget.prompt_rows(len(self._decoding), self.queued)
+        jobs = itertools.chain(self._prompts, (job for _, _, job in self._waiting))
+        missing = ((job.arrival.prompt, job.missing) for job in jobs)
+        room = prompt_room(self.hardware.budget, len(self._decoding), missing)
         rows = []
         for job in self._prompts:
-            if not left:
+            if not room.rows:
                 break
-            rows.append((job, min(job.missing, left)))
-            left = behind(left, rows[-1][1])
-        while left and self._waiting and self._admit(self._waiting[0][2]):
+            rows.append((job, min(job.missing, room.of(job.arrival.prompt))))
+            room = room.behind(rows[-1][1])
+        while room.rows and self._waiting and self._admit(self._waiting[0][2]):
             job = heapq.heappop(self._waiting)[2]
             self._prompts.append(job)
-            rows.append((job, min(job.missing, left)))
-            left = behind(left, rows[-1][1])
+            rows.append((job, min(job.missing, room.of(job.arrival.prompt))))
+            room = room.behind(rows[-1][1])
         return tuple(rows)
 
     def _admit(self, job: SimulatedJob) -> bool:

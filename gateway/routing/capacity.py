@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from eyas.common.prompt_room import rows_of
 from gateway.routing.placement import LatencyTargets, MeasuredRates
 
 TAIL = 0.1
@@ -120,7 +121,7 @@ def _context(mix: RequestMix) -> float:
 def _own_s(mix: RequestMix, rates: MeasuredRates, sequences: float) -> float:
     """Seconds to compute a mean prompt beside `sequences`, with nothing before it in the queue."""
     decoding, missing = round(sequences), max(round(mix.missing), 1)
-    rows = min(rates.budget.prompt_rows(decoding, missing), missing)
+    rows = rows_of(rates.budget, decoding, [missing])
     pairs = rows * (mix.prompt - mix.missing / 2)
     return missing / rows * rates.times.step_s(decoding, decoding * _context(mix), rows, pairs)
 
@@ -156,8 +157,7 @@ def _decoding(mix: RequestMix, all_rate: float, workers: int, prompts: float, ra
         decoding, context = max(round(sequences), 1), max(sequences, 1.0) * _context(mix)
         plain, slower, estimate = rates.times.step_s(decoding, context), 0.0, 0.0
         if prompts:
-            waiting = max(round(prompts * burst), 1)
-            rows = min(rates.budget.prompt_rows(decoding, waiting), waiting)
+            rows = rows_of(rates.budget, decoding, [max(round(prompts), 1)] * max(round(burst), 1))
             mixed = rates.times.step_s(decoding, context, rows, rows * mix.prompt / 2)
             slower = prompts / rows * (mixed - plain)
             if rate * prompts / rows * mixed >= 1.0 or rate * slower >= 1.0:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from eyas.bench.jobs import LoadJob
 from eyas.bench.records import LatencySlo
-from eyas.common.step_times import StepBudget
+from eyas.common.prompt_room import StepBudget
 from eyas.simulator.cluster import ClusterLayout, ClusterShape, play
 from eyas.simulator.goodput import ATTAINMENT, Draw, LoadOutcome, outcome
 from eyas.simulator.hardware import WorkerHardware, example, read_hardware

@@ -23,16 +23,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from eyas.common import prompt_room
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from eyas.engine.scheduling import scheduler
 from eyas.engine.scheduling.limits import BatchLimits
 from eyas.simulator.goodput import quantile
 from tests.gpu.lines import say
 from tests.gpu.steady import TINY, Clocked, clocked, engine_config, shape_folders, wait, warm
 
 LARGE, USUAL = "large", "usual"
-STEPS = scheduler.MANY_STEPS
+STEPS = prompt_room.MANY_STEPS
 DRAIN_S = 20.0
 
 
@@ -119,7 +119,7 @@ def ways(cluster: Clocked, chosen: Sequence[str], largest: int) -> Iterator[str]
         usual, chunk_tokens=largest, mixed_prefill_budget=runner.prompt_rows, long_prompt_rows=None
     )
     for way in chosen:
-        scheduler.MANY_STEPS = 1 if way == LARGE else STEPS
+        prompt_room.MANY_STEPS = 1 if way == LARGE else STEPS
         if way == LARGE:
             tables.limits = before
         elif way == USUAL:

@@ -12,7 +12,8 @@ from collections.abc import Sequence as SequenceOf
 import pytest
 from engine_rig import request
 
-from eyas.common.step_times import PiecewiseCurve, StepBudget, StepTimes
+from eyas.common.prompt_room import PromptRoom, StepBudget
+from eyas.common.step_times import PiecewiseCurve, StepTimes
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.scheduling.fairness import CallShares, WaitingQueue
 from eyas.engine.scheduling.limits import GPU_YIELD, BatchLimits, PromptYield
@@ -35,7 +36,7 @@ def arrivals(seed: int) -> list[SimulatedRequest]:
 def played(load: SequenceOf[SimulatedRequest], yields: PromptYield, pages: int = PAGES) -> PlayedSteps:
     limits = BatchLimits(
         *(16, 256, BUDGET.chunk_tokens, 1),
-        mixed_prefill_budget=lambda rounds, many: BUDGET.prompt_rows(rounds, 1 << 30 if many else 0),
+        mixed_prefill_budget=BUDGET.mixed_prefill_budget,
         yields=yields,
     )
     steps = PlayedSteps(TIMES, BUDGET, limits, pages)
@@ -75,12 +76,12 @@ def test_the_law_sees_small_prompts_that_pass_one_without_pages(monkeypatch: pyt
     """Whose pages are not free is left out, and the next one gets them."""
     admissions = Scheduler._admissions
 
-    def greedy(self: Scheduler, budget: int, before: Sequence | None = None) -> list[SequenceWork]:
-        works, aside = admissions(self, budget, before), []
-        while not works and self.waiting and budget > 0:
+    def greedy(self: Scheduler, room: PromptRoom, before: Sequence | None = None) -> list[SequenceWork]:
+        works, aside = admissions(self, room, before), []
+        while not works and self.waiting and room.rows:
             aside.append(self.waiting.first(self.shares()))
             self.waiting.remove(aside[-1])
-            works = admissions(self, budget, before)
+            works = admissions(self, room, before)
         for seq in aside:
             self.waiting.add(seq)
         return works

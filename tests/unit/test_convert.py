@@ -16,7 +16,8 @@ from eyas.common import errors
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest
 from eyas.common.grammars.notations import Grammar, GrammarKind
 from eyas.common.params import SamplingParams
-from eyas.common.step_times import PiecewiseCurve, StepBudget, StepPace, StepRates, StepTimes
+from eyas.common.prompt_room import StepBudget
+from eyas.common.step_times import PiecewiseCurve, StepPace, StepRates, StepTimes
 from eyas.common.types import (
     EngineTimings,
     FinishCause,

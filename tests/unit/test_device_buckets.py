@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from eyas.common.step_times import StepBudget
+from eyas.common.prompt_room import StepBudget, rows_of
 from eyas.engine.device.buckets import MAX_ENDS, MAX_PROMPTS, GraphBuckets, default_batches
 from eyas.engine.device.calls import begin, step_of
 from eyas.engine.device.step import StepInput, StepShape
@@ -109,12 +109,13 @@ def test_a_router_expects_the_chunks_that_a_step_has(chunk: int) -> None:
     """Beside decoding sequences no more than 3,072 rows, however large a step of prompts alone may be."""
     expected, buckets = StepBudget(chunk, 512), GraphBuckets(1, 4, (), (), chunk, 512)
     most = min(chunk, 3072)
-    assert expected.prompt_rows(0, 4 * most + 1) == chunk
-    assert expected.prompt_rows(1, 4 * most + 1) == most - 1
-    for decoding in (1, 40, 300, 500, 4000):
-        for waiting, many in ((100, False), (4 * most, False), (4 * most + 1, True)):
+    assert rows_of(expected, 0, [4 * most + 1]) == chunk
+    assert rows_of(expected, 1, [4 * most + 1]) == most - 1
+    for decoding in (1, 40, 48, 300, 500, 4000):
+        for many in (False, True):
             rows = buckets.mixed_prefill_budget(decoding, many)
-            assert expected.prompt_rows(decoding, waiting) == rows
+            assert expected.mixed_prefill_budget(decoding, many) == rows
+        assert expected.long_prompt_rows(decoding) == buckets.long_prompt_rows(decoding)
 
 
 def test_larger_totals_come_in_larger_steps() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from eyas.common.config import GPU_DEFAULTS, EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
-from eyas.common.step_times import StepBudget
+from eyas.common.prompt_room import StepBudget
 from eyas.engine.device.executor import WORDS
 from eyas.engine.device.step import StepLayout, StepShape, tiles_for
 from eyas.engine.loading.build import _prompt_rows, _ready
@@ -106,5 +106,5 @@ def test_smaller_steps_of_prompts_take_from_mixed_steps_what_these_would_have_mo
     buckets, budget = buckets_of(loaded(chunk_tokens=most)), StepBudget(chunk, GPU_DEFAULTS.mixed_tokens)
     rows = _prompt_rows(buckets.mixed_prefill_budget, replace(GPU_DEFAULTS, chunk_tokens=chunk), most)
     for batch in (1, 8, 32):
-        assert rows(batch, True) == budget.prompt_rows(batch * buckets.width, waiting=1 << 20)
+        assert rows(batch, True) == budget.mixed_prefill_budget(batch * buckets.width, True)
         assert rows(batch, False) == buckets.mixed_prefill_budget(batch, False)

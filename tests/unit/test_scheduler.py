@@ -13,13 +13,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from eyas.common import step_times
+from eyas.common import prompt_room
 from eyas.common.types import FirstToken, RequestChoice
 from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.ipc.messages import AttachKv, CancelGeneration, OpenPull, PullReady
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
-from eyas.engine.scheduling import scheduler
 
 
 def _apply(rig: Rig, works: list[SequenceWork], token: int = 1) -> None:
@@ -123,7 +122,7 @@ def test_prompts_beside_rounds_are_cut_small_until_many_wait(waiting: int, expec
 def test_a_long_prompt_leaves_room_beside_rounds(
     prompts: list[int], expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "LONG_PROMPT", 14)
+    monkeypatch.setattr(prompt_room, "LONG_PROMPT", 14)
     rig = Rig(max_running=8)
     rig.scheduler.tables.limits = replace(
         rig.scheduler.limits,
@@ -140,7 +139,7 @@ def test_a_long_prompt_leaves_room_beside_rounds(
 
 
 def test_long_prompts_have_all_rows_where_nothing_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "LONG_PROMPT", 14)
+    monkeypatch.setattr(prompt_room, "LONG_PROMPT", 14)
     rig = Rig(max_running=4)
     rig.scheduler.tables.limits = replace(
         rig.scheduler.limits, chunk_tokens=9, mixed_prefill_budget=lambda *_: 8, long_prompt_rows=lambda _: 3
@@ -150,7 +149,7 @@ def test_long_prompts_have_all_rows_where_nothing_decodes(monkeypatch: pytest.Mo
 
 
 def test_a_prompt_alone_has_more_rows_than_several_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_times, "MOST_TOGETHER", 6)
+    monkeypatch.setattr(prompt_room, "MOST_TOGETHER", 6)
 
     def rows(*prompts: int) -> list[list[int]]:
         """Of two steps."""

@@ -11,7 +11,8 @@ from functools import partial
 import pytest
 
 from eyas.bench.cases import make_case
-from eyas.common.step_times import PiecewiseCurve, StepBudget, StepTimes, prompt_s
+from eyas.common.prompt_room import StepBudget, rows_of
+from eyas.common.step_times import PiecewiseCurve, StepTimes, prompt_s
 from eyas.simulator.cluster import ClusterLayout, ClusterShape, SimulationResult, play
 from eyas.simulator.goodput import (
     ATTAINMENT,
@@ -260,17 +261,16 @@ def test_a_curve_is_straight_between_its_points_and_beyond_them() -> None:
 
 
 def test_prompts_take_large_chunks_where_many_wait() -> None:
-    budget = StepBudget(3072, 512)
-    assert budget.prompt_rows(0, 10) == 3072 and budget.prompt_rows(40, 1000) == 472
-    assert budget.prompt_rows(40, 13_000) == 3032 and budget.prompt_rows(500, 1000) == 64
-    times = example().times
-    assert prompt_s(times, budget, 0, 9, 100) == 0.0
-    assert prompt_s(times, budget, 2000, 40, 40_000) > prompt_s(times, budget, 2000, 0, 0)
+    budget, times = StepBudget(3072, 512), example().times
+    assert rows_of(budget, 0, [4000]) == 3072 and rows_of(budget, 40, [1000]) == 472
+    assert rows_of(budget, 40, [2000] * 7) == 3032 and rows_of(budget, 500, [1000]) == 64
+    assert prompt_s(times, budget, [], 9, 100) == 0.0
+    assert prompt_s(times, budget, [2000], 40, 40_000) > prompt_s(times, budget, [2000], 0, 0)
 
 
 def test_constants_of_the_engine_are_imported() -> None:
     """A number that both use stands in one file, so that neither can change alone."""
-    simulated = numbers("eyas/simulator") | numbers("eyas/common/step_times.py")
+    simulated = numbers("eyas/simulator") | numbers("eyas/common/prompt_room.py")
     assert {"MANY_STEPS", "LEAST_ROWS", "LAUNCHED_AHEAD"} <= simulated
     assert simulated & numbers("eyas/engine") == set()
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from eyas.common.config import EngineConfig
-from eyas.common.step_times import WINDOW_S, PiecewiseCurve, PromptShare, StepBudget, StepTimes
+from eyas.common.prompt_room import StepBudget
+from eyas.common.step_times import WINDOW_S, PiecewiseCurve, PromptShare, StepTimes
 from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.loading import step_rates
 from eyas.engine.loading.step_rates import StepLimits, StepSample, fastest_chunk, fit, measure

@@ -17,7 +17,8 @@ from eyas.common.errors import ContextLengthExceeded, EyasError, InvalidRequest,
 from eyas.common.grammars.notations import Grammar, GrammarKind
 from eyas.common.page_names import ID_BYTES, NAME_BYTES, CacheNews, PageShape, packed, unpacked
 from eyas.common.params import SamplingParams
-from eyas.common.step_times import PiecewiseCurve, StepBudget, StepPace, StepRates, StepTimes
+from eyas.common.prompt_room import StepBudget
+from eyas.common.step_times import PiecewiseCurve, StepPace, StepRates, StepTimes
 from eyas.common.types import (
     FAST,
     Adapter,

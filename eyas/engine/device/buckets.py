@@ -18,7 +18,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from eyas.common.step_times import LEAST_ROWS, beside
+from eyas.common.prompt_room import LEAST_ROWS, STEP_GRAIN, beside
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.device.step import StepShape
 from eyas.engine.kernels.launch.sizes import padded_batch
@@ -26,10 +26,9 @@ from eyas.engine.speculation.depth_pacing import DepthPacing
 
 MAX_ENDS, MAX_PROMPTS = 8, 16
 """Prompts that may end in one captured step with a chunk, and that may have rows in it."""
-GRAIN, FINE = 64, 384
-"""Totals of rows are multiples, above `FINE` of twice that: what matrix products take grows in such steps.
-
-Between 384 and 512 rows the library's choice for the widest product takes longer than 512 do.
+FINE = 384
+"""Totals of rows are multiples of `STEP_GRAIN`, above this of twice that: between 384 and 512 rows the
+library's choice for the widest product takes longer than 512 do.
 """
 FEW_SINGLES = 8
 """Sequences without drafts that a captured step of rounds has room for."""
@@ -76,7 +75,7 @@ class GraphBuckets:
         the step has a captured shape too.
         """
         rows = self.mixed_prefill_budget(batch, False)
-        if not self.mixed_tokens:
+        if not 0 < self.mixed_tokens < self.chunk_tokens:
             return rows
         sizes = self._chunks(_next(self.mixed_batches, batch) or batch)
         return max((size for size in sizes if size <= rows // 2), default=sizes[0])
@@ -148,7 +147,8 @@ class GraphBuckets:
         """Prompt rows of the captured steps with `batch` rounds."""
         taken = batch * self.width
         end = self.mixed_tokens + 1
-        totals = (*range(2 * GRAIN, min(FINE + 1, end), GRAIN), *range(FINE + 2 * GRAIN, end, 2 * GRAIN))
+        fine = range(2 * STEP_GRAIN, min(FINE + 1, end), STEP_GRAIN)
+        totals = (*fine, *range(FINE + 2 * STEP_GRAIN, end, 2 * STEP_GRAIN))
         return tuple(total - taken for total in totals if total - taken >= self._least) or (self._least,)
 
     @property

@@ -24,7 +24,8 @@ from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of
 from eyas.common.model_folder import model_name
 from eyas.common.params import SamplingParams
-from eyas.common.step_times import LEAST_ROWS, StepRates, beside
+from eyas.common.prompt_room import LEAST_ROWS, STEP_GRAIN, beside
+from eyas.common.step_times import StepRates
 from eyas.common.tokenizers.source import tokenizer_digest
 from eyas.common.types import GenerationRequest, KvKind, Role
 from eyas.common.wire.control import MemoryTag
@@ -32,7 +33,6 @@ from eyas.engine.adapters.table import AdapterTable
 from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.batch.page_table import PageTable
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
-from eyas.engine.device.buckets import GRAIN
 from eyas.engine.formats.adapted import Adapted
 from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.ipc.link import EngineLink
@@ -300,7 +300,7 @@ def _device_core(loaded: EngineSpec, start: EngineStart) -> tuple[EngineSpec, _S
         if config.device != "cpu" and Role.PREFILL in config.roles:
             chunk = fastest_chunk(device.runner, config, most)
         config = dataclasses.replace(config, chunk_tokens=chunk)
-        rates = _rates(device.runner, config, most, GRAIN)
+        rates = _rates(device.runner, config, most, STEP_GRAIN)
     limits = BatchLimits(
         config.page_size,
         config.max_running,

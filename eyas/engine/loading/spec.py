@@ -15,7 +15,7 @@ import torch
 from eyas.common.config import EXPERT_ROWS, MOST_CHUNK, EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of
-from eyas.common.step_times import MOST_TOGETHER
+from eyas.common.prompt_room import MOST_TOGETHER
 from eyas.common.types import FAST, KvKind, Role
 from eyas.common.wire.pool import SCALE_BYTES, PoolGeometry
 from eyas.engine.adapters.reader import AdapterReader, HeadNames

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
-from eyas.common.step_times import PiecewiseCurve, StepBudget, StepRates, StepTimes
+from eyas.common.prompt_room import StepBudget
+from eyas.common.step_times import PiecewiseCurve, StepRates, StepTimes
 from eyas.common.types import GenerationRequest
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec, LayerSpec, ModelConfig

@@ -27,16 +27,9 @@ GPU_YIELD = PromptYield(500.0, 12.0)
 """Of a GPU's prompts. Where more come than are computed, the longest wait in the order of their arrival."""
 
 
-LONG_PROMPT = 2048
-"""A prompt of more tokens has half of a step's prompt rows while others decode: its own first token is far
-off, and each of theirs comes sooner. Shorter prompts have the rows that it leaves. Of several such prompts
-the first has all rows: with half of them each, all would come late.
-"""
-
-
 @dataclass(frozen=True)
 class BatchLimits:
-    """Sizes that bound a step.
+    """Sizes that bound a step; those of its prompts by `eyas.common.prompt_room`.
 
     `page_size`: rows per page. `max_running`: sequences per step. `chunk_tokens`: prompt rows per step.
     `round_rows`: rows that the widest verify or draft round may write.

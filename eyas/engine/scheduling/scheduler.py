@@ -11,10 +11,10 @@ one always finishes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as SequenceOf
 
-from eyas.common.step_times import MANY_STEPS, behind, beside
+from eyas.common.prompt_room import PromptRoom, prompt_room
 from eyas.engine.batch.page_table import PageTable
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.ipc.messages import StateCache
@@ -25,7 +25,7 @@ from eyas.engine.scheduling.adapter_turns import AdapterTurns
 from eyas.engine.scheduling.elsewhere import IncomingPrompts
 from eyas.engine.scheduling.fairness import CallShares, WaitingQueue
 from eyas.engine.scheduling.host_loads import HostLoads, LoadDecision
-from eyas.engine.scheduling.limits import LONG_PROMPT, BatchLimits
+from eyas.engine.scheduling.limits import BatchLimits
 from eyas.engine.scheduling.page_tables import PageTables
 from eyas.engine.scheduling.turns import DecodeTurns
 from kv_transfer.layout import pages_for
@@ -62,7 +62,6 @@ class Scheduler:
         self._occupancies = itertools.count()
         self._running_shares = CallShares()
         self._turns = None if limits.room is None else DecodeTurns(limits.room)
-        self._long_rows: int | None = None  # of a long prompt in the step being composed; None: any number
         self._starved = False  # a running sequence waits for reclaimed pages: no other may take them
 
     @property
@@ -299,40 +298,46 @@ class Scheduler:
         self._starved, preempted = False, len(self.preempted)
         # a reservation may preempt a sequence that comes later
         works = [self._decode(seq) for seq in self._in_turn() if seq.pages and self._reserve(seq)]
-        works += self._prompts(self._chunk_budget(len(works)))
+        works += self._prompts(prompt_room(self.limits, len(works), self._missing()))
         if self.adapters is not None and (adapter := self.adapters.overdue):
             self._end_turn(self.adapters, adapter)
         if self.preempted[preempted:]:  # some were preempted after their work was composed
             works = [work for work in works if work.occupancy == work.seq.occupancy]
         return works
 
-    def _prompts(self, budget: int) -> list[SequenceWork]:
-        """Chunks of at most `budget` rows in total: of prompts that run, and of those that are admitted now;
-        of several prompts at most `MOST_TOGETHER`.
+    def _missing(self) -> Iterator[tuple[int, int]]:
+        """The tokens of each prompt, and how many of them are missing before the last."""
+        for seq in itertools.chain(self.running, self.waiting):
+            if seq.missing > 1:
+                yield len(seq), seq.missing - 1
 
-        Where steps have little room, `budget` is of rows without context, and those prompts come first to
-        which one that runs yields.
+    def _prompts(self, room: PromptRoom) -> list[SequenceWork]:
+        """Chunks for which there is room: of prompts that run, and of those that are admitted now.
+
+        Where steps have little room, it is of rows without context, and those prompts come first to which one
+        that runs yields.
         """
         works: list[SequenceWork] = []
         for seq, occupancy in [(seq, seq.occupancy) for seq in self.running if seq.in_prompt]:
             if self._turns is not None:
-                works += (admitted := self._admissions(budget, before=seq))
-                budget -= sum(map(self._rows_taken, admitted))
-            if seq.occupancy == occupancy and (chunk := self._chunk(seq, budget)):
+                works += (admitted := self._admissions(room, before=seq))
+                for work in admitted:
+                    room = room.behind(self._rows_taken(work))
+            if seq.occupancy == occupancy and (chunk := self._chunk(seq, room)):
                 works.append(chunk)
-                budget = behind(budget, self._rows_taken(chunk))
-        return works + self._admissions(budget)
+                room = room.behind(self._rows_taken(chunk))
+        return works + self._admissions(room)
 
-    def _admissions(self, budget: int, before: Sequence | None = None) -> list[SequenceWork]:
-        """Admits waiting sequences and gives their first chunks, at most `budget` rows in total.
+    def _admissions(self, room: PromptRoom, before: Sequence | None = None) -> list[SequenceWork]:
+        """Admits waiting sequences and gives their first chunks, as far as there is room.
 
         `before`: only those to which this one yields.
         """
         works: list[SequenceWork] = []
-        if not self.waiting or budget <= 0:
+        if not self.waiting or not room.rows:
             return works
         shares = self.shares()
-        while budget > 0 and self.waiting:
+        while room.rows and self.waiting:
             seq = self.waiting.first(shares)
             if before is not None and not self.waiting.yields(before, seq):
                 break
@@ -346,9 +351,9 @@ class Scheduler:
                 continue  # the host loads the first of them
             self._occupy(seq)
             shares.add(seq.generation, 1 + seq.keeps)
-            if chunk := self._chunk(seq, budget):
+            if chunk := self._chunk(seq, room):
                 works.append(chunk)
-                budget = behind(budget, self._rows_taken(chunk))
+                room = room.behind(self._rows_taken(chunk))
         return works
 
     def _in_turn(self) -> SequenceOf[Sequence]:
@@ -368,16 +373,15 @@ class Scheduler:
         tokens = [root, *(seq.tree.tokens if seq.tree is not None else ())]
         return SequenceWork(seq, seq.kv_len, tokens, seq.tree, sample=True, round=True)
 
-    def _chunk(self, seq: Sequence, budget: int) -> SequenceWork | None:
+    def _chunk(self, seq: Sequence, room: PromptRoom) -> SequenceWork | None:
         """The sequence's next rows; the last one gives a token, and waits if that must.
 
         None: nothing can run.
         """
+        rows = room.of(len(seq))
         if self._turns is not None:
-            budget = self._turns.room.rows_within(budget, seq.kv_len)
-        if self._long_rows is not None and len(seq) > LONG_PROMPT:
-            budget = min(budget, self._long_rows)
-        stop = min(seq.kv_len + budget, len(seq))
+            rows = self._turns.room.rows_within(rows, seq.kv_len)
+        stop = min(seq.kv_len + rows, len(seq))
         if self.tables.states is not None:
             stop = self.tables.states.stop(seq, stop)
         if self.tables.windowed and stop > seq.kv_len:
@@ -447,25 +451,6 @@ class Scheduler:
     def _grow(self, seq: Sequence) -> bool:
         """Takes those pages if there is room for them."""
         return self.tables.grow(seq)
-
-    def _chunk_budget(self, decoding: int) -> int:
-        """Prompt rows of this step: few when it also decodes, and half as many of a long prompt without
-        another one, unless many prompt tokens wait.
-        """
-        limits, self._long_rows = self.limits, None
-        if not decoding or limits.mixed_prefill_budget is None:
-            return limits.chunk_tokens
-        few, backlog, long = limits.mixed_prefill_budget(decoding, False), 0, 0
-        many = MANY_STEPS * beside(limits.chunk_tokens)
-        for seq in itertools.chain(self.running, self.waiting):
-            if seq.missing > 1:
-                backlog += seq.missing - 1
-                long += len(seq) > LONG_PROMPT
-                if backlog > many:
-                    return limits.mixed_prefill_budget(decoding, True)
-        if long == 1 and limits.long_prompt_rows is not None:
-            self._long_rows = limits.long_prompt_rows(decoding)
-        return few
 
     # --- shares ----------------------------------------------------------------------------------------
 
