@@ -6,7 +6,7 @@ costs, and in which order prompts are computed, it does not know.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -26,13 +26,27 @@ MOST_TOGETHER = 8192
 """Rows of a step with several prompts: the first of them waits for the last. One alone may have more."""
 
 LONG_PROMPT = 2048
-"""A prompt of more tokens has half of a step's prompt rows while others decode: its own first token is far
-off, and each of theirs comes sooner. Shorter prompts have the rows that it leaves. Of several such prompts
-the first has all rows: with half of them each, all would come late.
+"""A prompt of more tokens, cached ones not counted, has half of a step's prompt rows while others decode: its
+own first token is far off, and each of theirs comes sooner. Shorter prompts have the rows that it leaves. Of
+several such prompts the first has all rows: with half of them each, all would come late.
 """
 
 STEP_GRAIN = 64
-"""Totals of rows are multiples: what matrix products take grows in such steps."""
+"""Rows by which the time of steps with prompts is taken to grow."""
+
+FINE = 384
+"""Up to so many rows steps with both have a shape for every `STEP_GRAIN` rows, above for twice as many:
+between 384 and 512 rows the library's choice for the widest product takes longer than 512 do.
+"""
+
+LIGHT = 160
+"""A shape more: its products take a few percent more than those of 128 rows, and those of 192 a fifth."""
+
+
+def step_totals(most: int) -> list[int]:
+    """The rows, up to `most`, of steps with prompts and decoding sequences that have a shape of their own."""
+    fine = {LIGHT, *range(2 * STEP_GRAIN, FINE + 1, STEP_GRAIN)}
+    return sorted(rows for rows in {*fine, *range(FINE, most + 1, 2 * STEP_GRAIN)} if rows <= most)
 
 
 def beside(chunk_tokens: int) -> int:
@@ -48,7 +62,7 @@ class PromptRoom:
     long_rows: int
 
     def of(self, prompt: int) -> int:
-        """The rows that a prompt of `prompt` tokens may have."""
+        """The rows that a prompt may have of which `prompt` tokens are not cached."""
         return min(self.rows, self.long_rows) if prompt > LONG_PROMPT else self.rows
 
     def behind(self, taken: int) -> PromptRoom:
@@ -74,9 +88,10 @@ class PromptLimits(Protocol):
 
 def prompt_room(limits: PromptLimits, decoding: int, waiting: Iterable[tuple[int, int]]) -> PromptRoom:
     """The room of the next step: all rows if nothing decodes, few beside `decoding` sequences, of which a
-    long prompt has a part unless another one waits; more if many tokens do.
+    long prompt has half unless another one waits; more if many tokens do.
 
-    `waiting`: of each prompt that is not computed, its tokens and how many of them are missing.
+    `waiting`: of each prompt that is not computed, its tokens beyond the cached ones, and those that are
+    still missing.
     """
     if not decoding or limits.mixed_prefill_budget is None:
         return PromptRoom(limits.chunk_tokens, limits.chunk_tokens)
@@ -93,13 +108,16 @@ def prompt_room(limits: PromptLimits, decoding: int, waiting: Iterable[tuple[int
     return PromptRoom(rows, limits.long_prompt_rows(decoding))
 
 
-def rows_of(limits: PromptLimits, decoding: int, prompts: Sequence[int]) -> int:
-    """The rows that the next step computes of prompts of so many tokens, none of which has begun."""
-    room, total = prompt_room(limits, decoding, [(tokens, tokens) for tokens in prompts]), 0
-    for tokens in prompts:
-        taken = min(tokens, room.of(tokens))
-        room, total = room.behind(taken), total + taken
-    return total
+def room_behind(limits: PromptLimits, decoding: int, tokens: int, queued: int) -> PromptRoom:
+    """The room of a step in which a prompt of `tokens` tokens waits behind `queued` tokens of other prompts,
+    none of which is long.
+    """
+    return prompt_room(limits, decoding, ((tokens, tokens), (0, queued)))
+
+
+def rows_of(limits: PromptLimits, decoding: int, tokens: int, queued: int = 0) -> int:
+    """The rows of each step until such a prompt is computed; those before it count as if they had no more."""
+    return min(room_behind(limits, decoding, tokens, queued).of(tokens), tokens + queued)
 
 
 @dataclass(frozen=True)
@@ -117,8 +135,10 @@ class StepBudget:
         return max(most - decoding, LEAST_ROWS)
 
     def long_prompt_rows(self, decoding: int) -> int:
-        """Those of a lone long prompt: half of them, in a step of a multiple of `STEP_GRAIN` rows."""
+        """Those of a lone long prompt: about half of them, in a step of one of `step_totals`."""
         rows = self.mixed_prefill_budget(decoding, False)
         if self.mixed_tokens >= self.chunk_tokens:
             return rows
-        return max((rows // 2 + decoding) // STEP_GRAIN * STEP_GRAIN - decoding, min(LEAST_ROWS, rows))
+        sizes = [total - decoding for total in step_totals(self.mixed_tokens)]
+        sizes = [size for size in sizes if size >= LEAST_ROWS]
+        return max((size for size in sizes if size <= rows // 2), default=min([*sizes, rows]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -107,17 +107,18 @@ class StepRates:
 
 
 def prompt_s(
-    times: StepTimes, budget: StepBudget, prompts: Sequence[int], decoding: int, context: float
+    times: StepTimes, budget: StepBudget, tokens: int, queued: int, decoding: int, context: float
 ) -> float:
-    """Seconds until prompts of so many tokens are computed beside `decoding` sequences with `context` tokens.
+    """Seconds until `tokens` prompt tokens are computed behind `queued` others, beside `decoding` sequences
+    with `context` tokens.
 
-    Nothing of them is cached. One may stand for a queue of prompts as long as one chunk.
+    They count as one prompt of which nothing is cached, or as a queue of prompts as long as one chunk.
     """
-    tokens = sum(prompts)
-    if tokens <= 0:
+    total = tokens + queued
+    if total <= 0:
         return 0.0
-    rows = rows_of(budget, decoding, prompts)
-    return tokens / rows * times.step_s(decoding, context, rows, rows * min(tokens, 4 * rows) / 2)
+    rows = rows_of(budget, decoding, tokens, queued)
+    return total / rows * times.step_s(decoding, context, rows, rows * min(total, 4 * rows) / 2)
 
 
 class PaceMeter:

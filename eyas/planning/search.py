@@ -206,7 +206,7 @@ def check(inquiry: PlanRequest) -> None:
             param="slo",
         )
     missing = round(inquiry.mix.missing)
-    first = prompt_s(hardware.times, hardware.budget, [missing], 0, 0) + hardware.front_s
+    first = prompt_s(hardware.times, hardware.budget, missing, 0, 0, 0) + hardware.front_s
     if targets.ttft_s < first:
         raise ConfigError(
             f"--slo: no number of workers meets ttft={1e3 * targets.ttft_s:g}ms: a prompt of {missing}"

@@ -57,7 +57,8 @@ class BlockCache:
 class SimulatedJob:
     """A request in the cluster. `decode` and `prefill`: indices of its workers; times in seconds, or None.
 
-    `missing`, `sent`: tokens of its prompt that are not computed, and whose pages were sent or were there.
+    `missing`, `sent`, `cached`: tokens of its prompt that are not computed, whose pages were sent or were
+    there, and that were in the cache of the worker that computes it.
     """
 
     number: int
@@ -66,6 +67,7 @@ class SimulatedJob:
     prefill: int
     missing: int = 0
     sent: int = 0
+    cached: int = 0
     first_s: float | None = None
     end_s: float | None = None
 
@@ -73,6 +75,11 @@ class SimulatedJob:
     def apart(self) -> bool:
         """Whether two workers share it."""
         return self.decode != self.prefill
+
+    @property
+    def uncached(self) -> int:
+        """Tokens of its prompt that are computed."""
+        return self.arrival.prompt - self.cached
 
     @property
     def length(self) -> int:
@@ -246,18 +253,18 @@ class SimulatedWorker:
         if not self.queued:
             return ()
         jobs = itertools.chain(self._prompts, (job for _, _, job in self._waiting))
-        missing = ((job.arrival.prompt, job.missing) for job in jobs)
+        missing = ((job.uncached, job.missing) for job in jobs)
         room = prompt_room(self.hardware.budget, len(self._decoding), missing)
         rows = []
         for job in self._prompts:
             if not room.rows:
                 break
-            rows.append((job, min(job.missing, room.of(job.arrival.prompt))))
+            rows.append((job, min(job.missing, room.of(job.uncached))))
             room = room.behind(rows[-1][1])
         while room.rows and self._waiting and self._admit(self._waiting[0][2]):
             job = heapq.heappop(self._waiting)[2]
             self._prompts.append(job)
-            rows.append((job, min(job.missing, room.of(job.arrival.prompt))))
+            rows.append((job, min(job.missing, room.of(job.uncached))))
             room = room.behind(rows[-1][1])
         return tuple(rows)
 
@@ -268,7 +275,7 @@ class SimulatedWorker:
             return False
         self._reserved += tokens
         cached = self.cache.cached(job.arrival.blocks, job.arrival.prompt)
-        missing = job.arrival.prompt - cached
+        job.cached, missing = cached, job.arrival.prompt - cached
         self.queued += missing - job.missing
         job.missing = missing
         return True

@@ -121,7 +121,7 @@ def _context(mix: RequestMix) -> float:
 def _own_s(mix: RequestMix, rates: MeasuredRates, sequences: float) -> float:
     """Seconds to compute a mean prompt beside `sequences`, with nothing before it in the queue."""
     decoding, missing = round(sequences), max(round(mix.missing), 1)
-    rows = rows_of(rates.budget, decoding, [missing])
+    rows = rows_of(rates.budget, decoding, missing)
     pairs = rows * (mix.prompt - mix.missing / 2)
     return missing / rows * rates.times.step_s(decoding, decoding * _context(mix), rows, pairs)
 
@@ -157,7 +157,8 @@ def _decoding(mix: RequestMix, all_rate: float, workers: int, prompts: float, ra
         decoding, context = max(round(sequences), 1), max(sequences, 1.0) * _context(mix)
         plain, slower, estimate = rates.times.step_s(decoding, context), 0.0, 0.0
         if prompts:
-            rows = rows_of(rates.budget, decoding, [max(round(prompts), 1)] * max(round(burst), 1))
+            tokens = max(round(prompts), 1)
+            rows = rows_of(rates.budget, decoding, tokens, round(prompts * burst) - round(prompts))
             mixed = rates.times.step_s(decoding, context, rows, rows * mix.prompt / 2)
             slower = prompts / rows * (mixed - plain)
             if rate * prompts / rows * mixed >= 1.0 or rate * slower >= 1.0:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from eyas.common.prompt_room import StepBudget, prompt_room
+from eyas.common.prompt_room import StepBudget, room_behind
 from eyas.common.step_times import StepTimes, prompt_s
 
 FINE = 0.9
@@ -146,7 +146,7 @@ def _few(
 
 def _together(prompt: int, p: WorkerPlace, rates: MeasuredRates) -> _Option:
     missing = prompt - p.cached
-    ttft = prompt_s(rates.times, rates.budget, [p.queued, missing], p.sequences, p.context)
+    ttft = prompt_s(rates.times, rates.budget, missing, p.queued, p.sequences, p.context)
     tpot = _tpot(p, rates, joining=prompt, computing=missing)
     moved = 1 if p.preference is AdmissionPreference.DECODE and missing > SHORT else 0
     return _option(RequestPlacement(p.worker, None, ttft, tpot), rates, moved, missing)
@@ -159,7 +159,7 @@ def _apart(
     tpot = _tpot(decode, rates, joining=prompt)
     for p in places:
         missing = prompt - p.cached
-        ttft = prompt_s(rates.times, rates.budget, [p.queued, missing], p.sequences, p.context)
+        ttft = prompt_s(rates.times, rates.budget, missing, p.queued, p.sequences, p.context)
         harmed = _tpot(p, rates, computing=missing) if p.sequences else 0.0
         moved = 0 if p.preference is AdmissionPreference.PREFILL else UNASKED
         yield _option(
@@ -170,7 +170,7 @@ def _apart(
 def _option(placement: RequestPlacement, rates: MeasuredRates, moved: int, missing: int) -> _Option:
     """The option with its sort key: the smallest is best. `missing`: tokens to compute, which cost too."""
     ratio = max(placement.ttft_s / rates.targets.ttft_s, placement.tpot_s / rates.targets.tpot_s)
-    own = prompt_s(rates.times, rates.budget, [missing], 0, 0) / rates.targets.ttft_s
+    own = prompt_s(rates.times, rates.budget, missing, 0, 0, 0) / rates.targets.ttft_s
     weighted = CLEAR * ratio if moved == UNASKED else ratio
     missed = 0 if weighted <= FINE else 1 if weighted <= FAR else 2
     names = f"{placement.decode} {placement.prefill or ''}"
@@ -193,8 +193,7 @@ def _tpot(p: WorkerPlace, rates: MeasuredRates, joining: int = 0, computing: int
     waiting = p.queued + computing
     if not waiting and not p.prompt_share:
         return plain
-    room = prompt_room(rates.budget, sequences, [(tokens, tokens) for tokens in (p.queued, computing)])
-    rows = room.of(max(p.queued, computing))
+    rows = room_behind(rates.budget, sequences, computing, p.queued).of(computing)
     mixed = rates.times.step_s(sequences, context, rows, rows * rows)
     share = min(p.prompt_share + waiting / rows * mixed / (rates.answer * plain), 1.0)
     return 1.0 / (share / mixed + (1.0 - share) / plain)

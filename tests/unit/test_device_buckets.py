@@ -65,7 +65,7 @@ def test_sequences_without_drafts_have_a_row_each() -> None:
 
 
 def test_graphs_are_captured_from_the_largest_down() -> None:
-    assert len(set(CAPTURED)) == len(CAPTURED) == 4 + 2 + 1 + 1 + 4 + 3
+    assert len(set(CAPTURED)) == len(CAPTURED) == 4 + 3 + 2 + 1 + 4 + 3
     rows = [shape.rows for shape in CAPTURED]
     assert rows == sorted(rows, reverse=True)
 
@@ -88,9 +88,11 @@ def test_a_long_prompt_has_half_of_these_rows_and_a_graph_too() -> None:
     buckets = GraphBuckets(1, 32, (8, 48, 256), (8, 48, 256), 3072, 512)
     captured = set(buckets.captured())
     for batch in range(1, 257):
-        rows, half = buckets.mixed_prefill_budget(batch, False), buckets.long_prompt_rows(batch)
+        rows = buckets.mixed_prefill_budget(batch, False)
+        half = buckets.long_prompt_rows(batch)
         assert rows / 3 < half <= rows / 2 and buckets.shape(batch, half, -(-half // 32), 1) in captured
     assert buckets.long_prompt_rows(48) == 256 - 48
+    assert replace(buckets, mixed_tokens=320).long_prompt_rows(48) == 160 - 48
     assert GraphBuckets(1, 4, (), (), 100).long_prompt_rows(7) == 93, "all steps alike"
 
 
@@ -109,8 +111,8 @@ def test_a_router_expects_the_chunks_that_a_step_has(chunk: int) -> None:
     """Beside decoding sequences no more than 3,072 rows, however large a step of prompts alone may be."""
     expected, buckets = StepBudget(chunk, 512), GraphBuckets(1, 4, (), (), chunk, 512)
     most = min(chunk, 3072)
-    assert rows_of(expected, 0, [4 * most + 1]) == chunk
-    assert rows_of(expected, 1, [4 * most + 1]) == most - 1
+    assert rows_of(expected, 0, 4 * most + 1) == chunk
+    assert rows_of(expected, 1, 4 * most + 1) == most - 1
     for decoding in (1, 40, 48, 300, 500, 4000):
         for many in (False, True):
             rows = buckets.mixed_prefill_budget(decoding, many)
@@ -120,7 +122,7 @@ def test_a_router_expects_the_chunks_that_a_step_has(chunk: int) -> None:
 
 def test_larger_totals_come_in_larger_steps() -> None:
     captured = GraphBuckets(1, 4, (), (8,), 1000, 700).captured()
-    assert sorted(shape.rows for shape in captured) == [128, 192, 256, 320, 384, 512, 640]
+    assert sorted(shape.rows for shape in captured) == [128, 160, 192, 256, 320, 384, 512, 640]
 
 
 def test_a_chunk_alone_may_have_a_graph() -> None:

@@ -262,10 +262,10 @@ def test_a_curve_is_straight_between_its_points_and_beyond_them() -> None:
 
 def test_prompts_take_large_chunks_where_many_wait() -> None:
     budget, times = StepBudget(3072, 512), example().times
-    assert rows_of(budget, 0, [4000]) == 3072 and rows_of(budget, 40, [1000]) == 472
-    assert rows_of(budget, 40, [2000] * 7) == 3032 and rows_of(budget, 500, [1000]) == 64
-    assert prompt_s(times, budget, [], 9, 100) == 0.0
-    assert prompt_s(times, budget, [2000], 40, 40_000) > prompt_s(times, budget, [2000], 0, 0)
+    assert rows_of(budget, 0, 4000) == 3072 and rows_of(budget, 40, 1000) == 472
+    assert rows_of(budget, 40, 1000, 12_000) == 3032 and rows_of(budget, 500, 1000) == 64
+    assert prompt_s(times, budget, 0, 0, 9, 100) == 0.0
+    assert prompt_s(times, budget, 2000, 0, 40, 40_000) > prompt_s(times, budget, 2000, 0, 0, 0)
 
 
 def test_constants_of_the_engine_are_imported() -> None:

@@ -18,7 +18,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from eyas.common.prompt_room import LEAST_ROWS, STEP_GRAIN, beside
+from eyas.common.prompt_room import LEAST_ROWS, beside, step_totals
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.device.step import StepShape
 from eyas.engine.kernels.launch.sizes import padded_batch
@@ -26,10 +26,6 @@ from eyas.engine.speculation.depth_pacing import DepthPacing
 
 MAX_ENDS, MAX_PROMPTS = 8, 16
 """Prompts that may end in one captured step with a chunk, and that may have rows in it."""
-FINE = 384
-"""Totals of rows are multiples of `STEP_GRAIN`, above this of twice that: between 384 and 512 rows the
-library's choice for the widest product takes longer than 512 do.
-"""
 FEW_SINGLES = 8
 """Sequences without drafts that a captured step of rounds has room for."""
 
@@ -146,9 +142,7 @@ class GraphBuckets:
     def _chunks(self, batch: int) -> tuple[int, ...]:
         """Prompt rows of the captured steps with `batch` rounds."""
         taken = batch * self.width
-        end = self.mixed_tokens + 1
-        fine = range(2 * STEP_GRAIN, min(FINE + 1, end), STEP_GRAIN)
-        totals = (*fine, *range(FINE + 2 * STEP_GRAIN, end, 2 * STEP_GRAIN))
+        totals = step_totals(self.mixed_tokens)
         return tuple(total - taken for total in totals if total - taken >= self._least) or (self._least,)
 
     @property

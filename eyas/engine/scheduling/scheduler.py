@@ -306,10 +306,10 @@ class Scheduler:
         return works
 
     def _missing(self) -> Iterator[tuple[int, int]]:
-        """The tokens of each prompt, and how many of them are missing before the last."""
+        """The tokens of each prompt that are not cached, and how many are missing before its last."""
         for seq in itertools.chain(self.running, self.waiting):
             if seq.missing > 1:
-                yield len(seq), seq.missing - 1
+                yield _uncached(seq), seq.missing - 1
 
     def _prompts(self, room: PromptRoom) -> list[SequenceWork]:
         """Chunks for which there is room: of prompts that run, and of those that are admitted now.
@@ -378,7 +378,7 @@ class Scheduler:
 
         None: nothing can run.
         """
-        rows = room.of(len(seq))
+        rows = room.of(_uncached(seq))
         if self._turns is not None:
             rows = self._turns.room.rows_within(rows, seq.kv_len)
         stop = min(seq.kv_len + rows, len(seq))
@@ -541,3 +541,8 @@ class Scheduler:
         self.tables.give_back(seq)
         seq.kv_len, seq.draft_len, seq.tree = 0, 0, None
         seq.fetched = seq.sought = False
+
+
+def _uncached(seq: Sequence) -> int:
+    """Its tokens beyond those that came from the prefix cache when it was admitted."""
+    return len(seq) - seq.generation.cached_tokens
