@@ -84,7 +84,7 @@ def test_an_accepted_grammar_forces_no_more_wherever_its_text_goes(monkeypatch: 
         rules = _random_rules(rng)
         grammar = library().Grammar.from_ebnf(rules)
         try:
-            forced_text.check_forced(str(grammar))
+            forced_text.check_forced(rules if rng.random() < 0.5 else str(grammar))
         except InvalidRequest as error:
             if "forces" in error.message:
                 most_refused = max(most_refused, _longest_forced(grammar, rng))
@@ -92,6 +92,22 @@ def test_an_accepted_grammar_forces_no_more_wherever_its_text_goes(monkeypatch: 
             accepted += 1
             assert _longest_forced(grammar, rng) <= LITTLE, rules
     assert accepted > 50 and most_refused > LITTLE
+
+
+def test_each_form_is_looked_at_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optional properties make a rule of many forms, each of which is known at another time."""
+    looks = []
+    shortest = forced_text._Form.shortest
+
+    def count(form: Any, known: Any) -> float:
+        looks.append(form)
+        return shortest(form, known)
+
+    monkeypatch.setattr(forced_text._Form, "shortest", count)
+    rules = [f'r{i} ::= "" | "a" r{i + 1}' for i in range(300)]
+    root = " | ".join(f'"b" r{i}' for i in range(300))
+    forced_text.check_forced("\n".join([f"root ::= {root}", *rules, 'r300 ::= ""']))
+    assert len(looks) <= 2 * 901
 
 
 def test_the_parts_that_may_be_nothing_are_looked_for_once_per_part(monkeypatch: pytest.MonkeyPatch) -> None:

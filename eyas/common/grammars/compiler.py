@@ -134,9 +134,8 @@ class GrammarCompiler:
         return compiled
 
     def _of_rules(self, rules: str) -> Any:
-        grammar = library().Grammar.from_ebnf(rules)
-        check_forced(str(grammar))
-        return self._compiler.compile_grammar(grammar)
+        check_forced(rules)
+        return self._compiler.compile_grammar(library().Grammar.from_ebnf(rules))
 
 
 def rules_of_schema(schema: Any, pointer: str = "#", style: JsonStyle = JsonStyle.JSON) -> str:
