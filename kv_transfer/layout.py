@@ -80,12 +80,12 @@ def parts_in_slot(geometry: PoolGeometry, share: PageShare) -> int:
 
 
 def slots_for(parts: int, each: int) -> int:
-    """How many slots so many parts take, `each` to a slot."""
+    """The number of slots that `parts` take, `each` to a slot."""
     return -(-parts // each)
 
 
 def part_places(slots: Sequence[int], each: int, parts: int) -> tuple[int, ...]:
-    """The places of so many parts, `each` to a slot."""
+    """The places of `parts`, `each` to a slot."""
     return tuple(slots[i // each] * each + i % each for i in range(parts))
 
 

@@ -123,7 +123,7 @@ class LeaseOwner:
         if lease is not None:
             self._end(lease, error or Cancelled("The request was cancelled where its prompt ran."))
 
-    # --- the puller's side: who reads them ------------------------------------------------------------
+    # --- the puller's side: its readers --------------------------------------------------------------
 
     def watch_opened(self, watch: int, handle: KvHandle, attempt: int, now: float) -> None:
         """A puller listens and so holds the lease. A lower attempt is refused, a higher one takes over.

@@ -10,7 +10,7 @@ PART = 3
 
 
 class SlotQuota:
-    """Counts slots by who holds them.
+    """Counts slots by the peer that holds them.
 
     A peer that holds some gets more only while it then has no more than PART times those that are left; so
     there are always some for one that holds none. (As switches share their buffers: Choudhury and Hahne's

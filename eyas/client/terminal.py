@@ -88,7 +88,7 @@ def chat(server: ServerAddress, temperature: float, model: str = "") -> int:
     """Asks, answers, remembers, until end of input; returns the exit code. `model`: the name of the model, or
     of one of its adapters; "": the model.
 
-    Prompts, Markdown and commands are for a person, who was told of every answer that failed: the code is 0.
+    Prompts, Markdown and commands are for a person, who has seen every answer that failed: the code is 0.
     With a pipe at either end each line is a question, each answer bare text, and the code is 1 if the last
     answer failed. Raises EyasError if no server is there.
     """

@@ -260,7 +260,7 @@ def _check_machine(engines: Sequence[EngineConfig], needs: MemoryNeeds, memory: 
             flag, room = "host-cache-gb", (left - pools) / GIB / count
             text = f"{_gib(caches)} asked for, {takes}, {pool}, and {has}: ask for at most {room:.1f}"
             raise ConfigError(f"--{flag}: {text}", param=flag)
-    with contextlib.suppress(OSError):  # who makes a pool there says why that cannot be
+    with contextlib.suppress(OSError):  # making a pool there fails later, and says why
         free = shutil.disk_usage(engine.pool_dir).free
         if pools > free:
             text = f"{pool}, and {engine.pool_dir} has {_gib(free)} free"

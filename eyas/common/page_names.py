@@ -2,9 +2,8 @@
 
 A name is a digest of all tokens from the prompt's start to the page's key: its own tokens and `lookahead`
 more, where draft KV lives in the same pages. It begins with the text's salt, if it has one: names under
-different salts differ. Workers and gateways compute the same names, and so can speak of
-pages without sending tokens. A worker's report has a bounded log of changes; who is further behind gets all
-names.
+different salts differ. Workers and gateways compute the same names, and so can speak of pages without
+sending tokens. A worker's report has a bounded log of changes; a gateway further behind gets all names.
 """
 
 from __future__ import annotations

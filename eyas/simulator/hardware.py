@@ -66,7 +66,7 @@ class WorkerHardware:
         return 1 - sum(each.share for each in self.windows)
 
     def held(self, tokens: int) -> int:
-        """Tokens of KV in all layers that take as much room as a sequence of so many tokens holds."""
+        """Tokens of KV in all layers that take as much room as a sequence of `tokens` tokens does."""
         windowed = sum(each.share * min(tokens, each.tokens) for each in self.windows)
         return math.ceil(tokens * self.lasting + windowed)
 

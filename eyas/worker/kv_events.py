@@ -29,7 +29,7 @@ MOST_BYTES = 64 << 20
 """Of messages that are stored for those who missed them."""
 
 MOST_SENT = 100_000  # messages that wait for a slow subscriber; it misses those after them
-REPLAY_S = 30.0  # in which one who asks takes what it missed
+REPLAY_S = 30.0  # in which a subscriber takes what it missed
 TURN = 64  # messages that are sent to it at a time
 FULL_S = 0.01  # until it is tried again to send to one whose queue is full
 _END = (-1).to_bytes(8, "big", signed=True)
@@ -141,7 +141,7 @@ class KvEventPublisher:
             if config.replay is not None:
                 answers = zmq.asyncio.Context(self._context).socket(zmq.ROUTER)
                 answers.set(zmq.LINGER, 0)
-                answers.set(zmq.ROUTER_MANDATORY, 1)  # who reads slowly is waited for, and loses nothing
+                answers.set(zmq.ROUTER_MANDATORY, 1)  # a slow reader is waited for, and loses nothing
                 self._answers = self._sockets.enter_context(answers)
                 self._use("kv-events-replay", config.replay, answers.bind)
         except ConfigError:

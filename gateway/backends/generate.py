@@ -200,7 +200,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
         self._driver = asyncio.create_task(self._drive(), name=f"request {self._request.id}")
 
     def _take_weights(self) -> None:
-        """The request is computed by the newest weights, and shares pages with others of theirs alone."""
+        """Takes the newest weights for the request, which shares pages with other requests of these alone."""
         request, self._weights = self._original, self._cluster.weights.newest
         if digest := self._weights.digest:  # else they are those of the workers' start
             salt = salt_of_weights(request.salt, digest)

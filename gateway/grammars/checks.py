@@ -57,7 +57,7 @@ class GrammarBackend(PassingBackend):
 class GrammarChecks:
     """One compilation at a time, in a process of its own. A grammar is compiled once.
 
-    Callers take turns: who asks for many slow ones delays another caller by two of them at most.
+    Callers take turns: one that asks for many slow grammars delays another caller by two of them at most.
     """
 
     def __init__(self, folder: Path, compile_s: float = COMPILE_S) -> None:

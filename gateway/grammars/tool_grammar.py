@@ -164,7 +164,7 @@ def _held(tool: ChatTool, must: bool) -> Mapping[str, Any]:
 
 
 def _of_objects(schema: Mapping[str, Any], field: str, steps: int) -> Mapping[str, Any]:
-    """The schema of its objects. Whether it has other values is looked for in so many steps.
+    """The schema of its objects. The search for other values has a bound of steps.
 
     Raises InvalidRequest, which names the field, for a schema that cannot be followed.
     """

@@ -31,7 +31,7 @@ _log = logging.getLogger("eyas.gateway")
 
 
 def limits(config: GatewayConfig) -> rpc.Options:
-    """The server options that bound connections, and who may share them.
+    """The server options that bound connections, their calls and their messages.
 
     (gRPC itself bounds a header to 16 KiB, in force from a caller's first byte by `gateway.grpc.relay`.)
     """

@@ -191,7 +191,7 @@ class HttpFront:
     def routes(self, endpoints: Sequence[HttpEndpoint]) -> list[Route]:
         """Starlette's routes of endpoints, behind the key where one asks for it.
 
-        A path with one answer to several methods is one route: who asks by another method hears of them all.
+        A path with one answer to several methods is one route: its 405 names them all.
         """
         methods: dict[tuple[str, Answerer], list[str]] = {}
         for endpoint in endpoints:

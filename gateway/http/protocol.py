@@ -336,7 +336,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Bytes of a body do not count as header bytes."""
         self._loose_bytes = max(0, self._loose_bytes - len(body) - _CHUNK_LINES)
-        self.cycle.waiting_for_100_continue = False  # who sends does not wait
+        self.cycle.waiting_for_100_continue = False  # the client sends without waiting
         super().on_body(body)
 
     def on_message_complete(self) -> None:

@@ -103,7 +103,7 @@ class PendingBodies:
 
 
 def body_limit(context: int) -> int:
-    """The most bytes of a request to a model with a context of so many tokens."""
+    """The most bytes of a request to a model with a context of this number of tokens."""
     return max(LEAST_BODY_BYTES, BODY_BYTES_PER_TOKEN * context)
 
 

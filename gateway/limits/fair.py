@@ -1,4 +1,4 @@
-"""A full cluster, shared by callers: who holds less than another waits for the next place, others get a 429.
+"""A full cluster, shared by callers: one that has less than another waits for a place, others get a 429.
 
 Workers bound their queues, and one caller that floods would fill them: this backend keeps the places that
 come free for those who hold fewer. With one caller, or without API keys, it changes nothing.

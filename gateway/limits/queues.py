@@ -107,7 +107,7 @@ class FairQueue(Generic[Item]):
 # Pieces of work that wait for a turn: which is next, and which is refused once too much waits. What was begun
 # goes before what is new, so that nothing piles up half done; within either, callers take turns
 # (`gateway.limits.queues`), and so do the small and the large pieces of one. What is new is bounded in bytes:
-# past the bound, who holds most for its weight loses its newest. Pure values: no clock, no event loop.
+# past the bound, the caller with most for its weight loses its newest. Pure values: no clock, no event loop.
 class BoundedQueue(Generic[Item]):
     """A queue in which at most `most` bytes of new pieces wait."""
 

@@ -9,7 +9,7 @@ from gateway.backends.base import GenerationBackend, GenerationStream, PassingBa
 
 MOST_LABELS = 100
 OTHERS = "others"
-"""The label of all adapters that came after so many: of a process, names are never forgotten."""
+"""The label of all adapters beyond the bound: a process never forgets a name."""
 
 
 class AdapterMetrics:

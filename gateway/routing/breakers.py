@@ -2,7 +2,7 @@
 
 A worker that fails quickly has no queue, and so would draw every request. After `FAILURES` in a row it is
 passed over for a while, then gets one request as a trial: if that fails, it is passed over for twice as long.
-It never leaves a request without a worker: who asks may take one that is passed over if there is no other.
+It never leaves a request without a worker: one that is passed over is taken if there is no other.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ CROWD = 4
 
 
 SLOT_TOKENS = 256
-"""An adapter that has to come to the device first counts as so many tokens of a prompt."""
+"""Tokens of a prompt as which an adapter counts that has to come to the device first."""
 
 
 def adapter_state(adapter: str, info: WorkerInfo) -> bool | None:

@@ -45,7 +45,7 @@ class Tokenizer:
         trust_special_tokens: bool = False,
     ) -> None:
         """`clean_up`: texts lose the spaces that some tokenizers write before English punctuation.
-        `trust_special_tokens`: special tokens count in chats whoever wrote them, as in other servers.
+        `trust_special_tokens`: special tokens count in all texts of chats, as in other servers.
         """
         self._hf = hf
         cuts = TemplateCuts() if template is None else template.cuts

@@ -60,7 +60,7 @@ class NixlMemory:
         return 1 if self.device is None else parts_per_slot(self.page_bytes, width)
 
     def places(self, pages: Sequence[int], width: int, parts: int) -> tuple[int, ...]:
-        """The blocks that so many parts take in `pages`."""
+        """The blocks of `pages` that this number of parts takes."""
         return part_places(pages, self.each(width), parts)
 
     def rows(self, width: int) -> list[list[int]]:

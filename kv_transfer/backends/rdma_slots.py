@@ -40,7 +40,7 @@ class RdmaSlotsBackend(NixlBackend):
         return super().open(export)
 
     def checksum(self, proof: CopyJob) -> int:
-        raise AssertionError("a proof in slots is judged by who has them")
+        raise AssertionError("a proof in slots is judged by their owner")
 
     def _own_pages(self) -> Sequence[OwnPages]:
         return [OwnPages.on_device(slots) for slots in self._slots]

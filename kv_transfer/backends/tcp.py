@@ -1,7 +1,7 @@
 """`tcp`: pages over several connections to their owner's process, for hosts without RDMA.
 
 Both ends are engines: the owner's listener is in `tcp_owner`, the puller's threads in `tcp_reads`. Bytes go
-in plain, with a checksum; whoever has the token of an export may read the area, as with `nixl`.
+in plain, with a checksum; any process that has the token of an export may read the area, as with `nixl`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The owner's side of `tcp`: a listener whose threads send pages of one area to whoever has its token.
+"""The owner's side of `tcp`: a listener whose threads send pages of one area to peers that have its token.
 
     puller                                      owner
     MAGIC, token                     ->
@@ -109,7 +109,7 @@ class PageServer:
                 self._strangers.pop(connection, None)
 
     def _greet(self, connection: socket.socket) -> None:
-        """Serves whoever shows the token, unless there are too many."""
+        """Serves peers that show the token, unless there are too many."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(HELLO_S)
         if not hmac.compare_digest(received(connection, HELLO.size), HELLO.pack(MAGIC, self.token)):

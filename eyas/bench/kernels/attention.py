@@ -84,7 +84,7 @@ def least(setting: KernelSetting, shape: AttentionShape) -> tuple[int, int]:
     return shape.batch * (keys + rows) * setting.dtype.itemsize, shape.batch * flops
 
 
-# --- a pool of random rows, and who has which ----------------------------------------------------------
+# --- a pool of random rows, and their sequences --------------------------------------------------------
 
 
 class PoolRows:

@@ -14,7 +14,7 @@ from pathlib import Path
 from eyas.common.cluster.names import join
 from eyas.common.errors import ConfigError
 
-BACKLOG = 1024  # connections that wait to be accepted; who makes a server of a socket says it again
+BACKLOG = 1024  # connections that wait to be accepted; a server made of the socket states it again
 FIRST = 20000
 BLOCK = 64
 """Ports that a process takes at a time."""

@@ -1,4 +1,4 @@
-"""Reads from a config.json how its weights are quantized: who reads which `quant_method`.
+"""Reads from a config.json how its weights are quantized, with the reader of each `quant_method`.
 
 A format has a file of its own; this one knows their names. What is not here is refused by name.
 """

@@ -1,7 +1,7 @@
 """How weights are stored that are not in 16 or 32 bits: what all formats have in common, and FP8 (e4m3).
 
 What is not read is refused by name: numbers that are read as something that they are not answer fluently and
-wrong. `eyas.engine.checkpoint.methods` knows who reads which `quant_method`.
+wrong. `eyas.engine.checkpoint.methods` has the reader of each `quant_method`.
 """
 
 from __future__ import annotations

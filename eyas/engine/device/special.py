@@ -147,7 +147,7 @@ class SpecialRows:
 
     @property
     def most_masked(self) -> int:
-        """At most so many rows have masks alone."""
+        """The number of rows, at most, that have masks alone."""
         return sum(self._widths.values())
 
     def masked(self, room: MaskRoom) -> MaskedRows:

@@ -36,7 +36,7 @@ FEW_ENDS = 4
 
 
 class ForcedDrafts(NamedTuple):
-    """What a grammar forces behind a round that accepts so many drafts and gives `token` after them."""
+    """Tokens that a grammar forces behind a round that accepts some drafts and gives `token` after them."""
 
     accepted: int
     token: int

@@ -50,7 +50,7 @@ class Lender:
 
 
 class Borrower:
-    """The other end. Other bytes on the socket wake who reads it, and mean nothing else."""
+    """The other end. Other bytes on the socket wake its reader, and mean nothing else."""
 
     def __init__(self, peer: socket.socket) -> None:
         self._socket = peer

@@ -1,4 +1,4 @@
-"""Owner-side glue: what a prefilled prompt offers to other workers, and who holds its pages until then.
+"""The owner's side of leases: pages that a computed prompt offers to other workers, until they are pulled.
 
 The rules of leases are `kv_transfer.owner`; this file gives them pages and carries their words to the front.
 Handles name pages of the pool; how their bytes reach another worker is not its business.

@@ -21,7 +21,7 @@ SHORT_BYTES = 2**27
 def short_pieces(address: int, size: int) -> Iterator[tuple[int, int]]:
     """Cuts memory at addresses that are multiples of SHORT_BYTES; the beginning and the end of each piece.
 
-    So whoever copies a part of the memory cuts where it was locked, and needs to know no more of it.
+    So a copy of a part of the memory is cut where it was locked, and its caller needs to know no more of it.
     """
     start = 0
     while start < size:

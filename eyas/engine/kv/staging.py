@@ -92,7 +92,7 @@ class PageStaging:
         )
 
     def slots_for(self, parts: int, share: PageShare) -> int:
-        """How many slots so many parts of pages take, each that share of one."""
+        """The number of slots that this number of parts of pages takes, each that share of one."""
         return slots_for(parts, parts_in_slot(self._geometry, share))
 
     def copy_out(
@@ -230,7 +230,7 @@ def _blocks_of(
 def _blocks(
     memory: torch.Tensor, width: int, slots: Sequence[int], parts: int
 ) -> tuple[torch.Tensor, Sequence[int]]:
-    """Slots of a device as [blocks, width], and which blocks so many parts of pages take in `slots`."""
+    """Slots of a device as [blocks, width], and the blocks of `slots` that some parts of pages take."""
     each = parts_per_slot(memory.shape[1], width)
     blocks = memory[:, :width] if each == 1 else memory.view(-1, width)
     return blocks, part_places(slots, each, parts)

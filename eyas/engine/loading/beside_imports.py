@@ -38,7 +38,7 @@ def _make_context(number: int) -> None:
 
 def _name_triton() -> None:
     with contextlib.suppress(ImportError, OSError):
-        import torch  # noqa: F401  first, and once: this waits for whoever imports it
+        import torch  # noqa: F401  first, and once: this waits for another thread's import
         from triton.runtime.cache import triton_key
 
         triton_key()

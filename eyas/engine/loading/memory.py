@@ -74,7 +74,7 @@ class CopiesDemand:
 
 
 def slots_that_fit(memory: DeviceMemory, fraction: float, demand: MemoryDemand, each: int) -> int:
-    """Slots of states, of `each` so many bytes, in half of what is there for slots and pages."""
+    """Slots of states, of `each` bytes, in half of what is there for slots and pages."""
     return max(_room(memory, fraction, demand), 0) // 2 // each
 
 

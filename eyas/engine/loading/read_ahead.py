@@ -22,7 +22,7 @@ def read_ahead(folder: Path) -> list[Thread]:
     """Begins to read a folder's weights, as many as fit into half of the free memory. No thread: it has none,
     or there are few processors.
 
-    Threads end with the process. What cannot be read is passed over: who loads it says so.
+    Threads end with the process. What cannot be read is passed over: loading it fails, and says so.
     """
     try:
         sizes = [(path, path.stat().st_size) for path in sorted(folder.glob("*.safetensors"))]

@@ -57,7 +57,7 @@ class WeightReplacement:
                 beat()
 
     def forget(self) -> None:
-        """Does nothing: whoever has the file drops it."""
+        """Does nothing: the owner of the file drops it."""
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:

@@ -37,7 +37,7 @@ CLEARLY = 1.1
 and what is timed for a moment is faster than it stays once a GPU draws all the power that it may.
 """
 TILE = 128
-"""Rows of prompts are computed in tiles of so many."""
+"""Rows of a tile in which prompts are computed."""
 ROUNDS = 4
 """The most steps that a sample's sequences take, one after the other."""
 LEAST_RISE = 1e-6

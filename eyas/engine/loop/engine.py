@@ -1,6 +1,6 @@
 """The engine of a target model: one loop that receives commands, runs steps and sends events.
 
-How a step goes is the business of `eyas.engine.loop.step_loop`, who computes it that of a `StepRunner`. The
+`eyas.engine.loop.step_loop` has the parts of a step in order, a `StepRunner` computes it. The
 engine owns slots, pages, leases and every request.
 """
 

@@ -144,7 +144,7 @@ class PlainRunner:
         return self._recorder.hearing(self.model)
 
     def _cleanse(self, works: list[SequenceWork]) -> None:
-        """Takes NaN and infinity out of these sequences' pages: whoever has a page next attends over all of
+        """Takes NaN and infinity out of these sequences' pages: the next owner of a page attends over all of
         it, and a weight of 0 times NaN is NaN. Numbers, which others may share, stay as they are.
         """
         for pool in self._pools if works else ():

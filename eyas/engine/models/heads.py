@@ -97,7 +97,7 @@ def target_alike(folder: Path) -> ModelConfig:
     """A target of the sizes in a head's own config.json, with as many layers as the largest models have, in a
     folder that is not there.
 
-    For who asks what a head is, and has no target. Raises ConfigError if config.json does not say.
+    For callers that ask what a head is, and have no target. Raises ConfigError if config.json does not say.
     """
     raw = read_config(folder)
     with reading(folder):

@@ -99,7 +99,7 @@ class DecoderLayer(Generic[ProjectionT]):
             self._name_reader()
 
     def _name_reader(self) -> None:
-        """Tells the last product of the mixers who reads the residual next."""
+        """Tells the last product of the mixers which norm reads the residual next."""
         (mixer, out), read = self._mixers[-1], self._feed_forward
         gain = gain_left(read.norm) if isinstance(read, GatedFeedForward) else None
         self._mixers[-1] = mixer, replace(out, gain=gain, to_experts=isinstance(read, Mixture))

@@ -1,4 +1,4 @@
-"""The names by which a folder's MTP layers are known, without any tensor: who loads no torch asks here.
+"""The names by which a folder's MTP layers are known, without any tensor, for modules that load no torch.
 
 What the layers compute is the business of `eyas.engine.models.mtp`.
 """

@@ -84,7 +84,7 @@ class RankChannel:
         return None
 
     def _next(self, count: int) -> bytes:
-        """The next `count` bytes, and none ahead of them: who waits for the pipe waits for the next call.
+        """The next `count` bytes, and none ahead of them: a wait for the pipe is a wait for the next call.
         Fewer where the other end was closed.
         """
         read = bytearray()

@@ -19,7 +19,7 @@ class PromptYield:
     most_s: float = math.inf
 
     def seconds(self, tokens: int) -> float:
-        """A prompt of `tokens` tokens yields to shorter prompts that come within so many seconds after it."""
+        """Seconds after its arrival in which a prompt of `tokens` tokens yields to shorter ones that come."""
         return min(tokens / self.tokens_per_s, self.most_s)
 
 

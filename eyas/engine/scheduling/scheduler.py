@@ -81,7 +81,7 @@ class Scheduler:
 
     @property
     def crowded(self) -> bool:
-        """True if so many sequences decode that drafts only make steps longer."""
+        """True if drafts only make steps longer, since many sequences decode."""
         return self._turns is not None and self._turns.crowded
 
     # --- sequences come and go -----------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The choice of the sequences that decode in a step without room for all: by request, the least served first.
 
-A step's rows are counted in rows without context, so many choices and a long context count alike. A new
+A step's rows are counted in rows without context, so that many choices and a long context count alike. A new
 request starts with the least that another one was given. A step with room for all sets all accounts to zero:
 no request saves up turns.
 """
@@ -46,7 +46,7 @@ class DecodeTurns:
 
     def __init__(self, room: StepRoom) -> None:
         self.crowded = False
-        """True if so many sequences decode that drafts only make steps longer."""
+        """True if drafts only make steps longer, since many sequences decode."""
         self.room = room
         self._given: dict[Call, float] = {}
         self._least = 0.0  # of those that could decode in the last such step

@@ -7,7 +7,7 @@ newest first, as compressors link theirs (LZ77 with hash chains). What the tree 
 path is counted when a text asks for it, over the newest of those places.
 
 So a token is written once, takes 24 bytes whatever it repeats, and is overwritten by the newest when the ring
-is full. An answer is seen by its own tenant alone: places carry the number of theirs.
+is full. An answer is seen by its own tenant alone: places carry its number.
 """
 
 from __future__ import annotations

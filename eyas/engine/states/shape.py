@@ -229,7 +229,7 @@ class ConvolutionShape(UngatedShape):
 
     @classmethod
     def of_columns(cls, columns: int, kernel: int) -> ConvolutionShape:
-        """The shape of a convolution of so many columns."""
+        """The shape of a convolution of this number of columns."""
         return cls(key_heads=0, value_heads=1, key_size=0, value_size=columns, kernel=kernel)
 
     @property

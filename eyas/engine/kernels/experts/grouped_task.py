@@ -121,7 +121,7 @@ class GroupedTask:
         )
 
     def placed(self, rows: int) -> TensorDescriptor:
-        """The input's numbers, which lie as the order has them, by so many rows."""
+        """The input's numbers, which lie as the order has them, by this number of rows."""
         numbers, _ = self.rows
         return TensorDescriptor(numbers, list(numbers.shape), [self.shape.k, 1], [rows, self.tile.depth])
 

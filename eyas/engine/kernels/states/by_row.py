@@ -3,7 +3,7 @@
 One kernel has prompts, single rows, chains and trees. A program has some value columns of a head, and walks
 through a sequence's rows from its state's position on, those that the ring has among them; of a tree each
 node walks its own path from the last certain row on. So a row's bits follow from the state and its path,
-whoever walks, and beside whom. Nothing of rows is kept beside the slot.
+whatever rows are beside them. Nothing of rows is kept beside the slot.
 """
 
 from __future__ import annotations

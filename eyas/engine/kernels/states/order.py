@@ -11,7 +11,7 @@ the sum of a row's log decays from the state on, S the state, and j the columns 
     S'      = exp(G_63) S + sum_j exp(G_63 - G_j) k_j added_j         (of 64 certain rows)
 
 which is the recurrence row by row, rearranged. A row's `solved`, miss, G and what it adds follow from the
-state and from its ancestors, and are made once: who makes them, with how many others, changes no bit.
+state and from its ancestors, and are made once; neither the kernel nor the rows beside them change a bit.
 * Products are those of the matrix unit, whose order is that of `tensor_core`'s model: left to right in groups
   of 16, and nothing of a tile plays a part. What is a row's own is rounded to the rows' dtype before them, as
   keys and values are; a state is the sum of two such numbers, each of which has a sum of its own. Sums over

@@ -87,7 +87,7 @@ class DiskStore:
         try:
             with open(path, "rb", buffering=0) as file:
                 os.preadv(file.fileno(), [sealed, *parts], 0)
-                os.utime(file.fileno())  # for whoever looks at the folder anew
+                os.utime(file.fileno())  # for the next look at the folder
         except FileNotFoundError:
             self._gone(key)
             return False
