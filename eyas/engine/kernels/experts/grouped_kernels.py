@@ -97,16 +97,7 @@ def _one_tile(
 ):  # fmt: skip
     """COLUMNS of the result of one block of rows, or a part of its k."""
     block, tile = where(cell, count, (OUTPUTS + COLUMNS - 1) // COLUMNS, GROUP)
-    if blocks is None:
-        expert, begin = 0, block * ROWS
-        end = tl.minimum(begin + ROWS, choices)
-    elif order is None:
-        expert = tl.load(blocks + block)
-        begin, end = block, tl.where(expert >= 0, block + 1, block)
-        expert = tl.maximum(expert, 0)
-    else:
-        expert = tl.load(blocks + block)
-        begin, end = tl.load(blocks + most + block), tl.load(blocks + 2 * most + block)
+    expert, begin, end = _choices_of(order, blocks, block, choices, most, ROWS)
     inside, source, target = rows_at(order, begin, end, ROWS, PER_ROW, SCATTER)
     first = tile * COLUMNS
     a, b = _folded(
@@ -149,6 +140,22 @@ def _one_tile(
         made, scale = quantised(tl.where(there, made, 0.0), POWERS)
         tl.store(out_scales + target * ((OUTPUTS + 127) // 128) + tile, scale, mask=inside & last)
     tl.store(out + spot, made, mask=stored)
+
+
+@triton.jit
+def _choices_of(order, blocks, block, choices, most, ROWS: tl.constexpr):
+    """The expert of a block, and the first of its choices and the one behind its last."""
+    if blocks is None:
+        expert, begin = 0, block * ROWS
+        end = tl.minimum(begin + ROWS, choices)
+    elif order is None:
+        expert = tl.load(blocks + block)
+        begin, end = block, tl.where(expert >= 0, block + 1, block)
+        expert = tl.maximum(expert, 0)
+    else:
+        expert = tl.load(blocks + block)
+        begin, end = tl.load(blocks + most + block), tl.load(blocks + 2 * most + block)
+    return expert, begin, end
 
 
 @triton.jit

@@ -57,10 +57,8 @@ def _sweep(
     BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, MADE: tl.constexpr, TURNED: tl.constexpr,
     EACH: tl.constexpr, SPANS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks * SPANS): EACH tiles of columns of one block of rows.
-
-    EARLY: the order is there at once. What makes the rows has waited for it before it let this kernel be
-    launched, as `product_kernel` does.
+    """Grid (blocks * SPANS): EACH tiles of columns of one block of rows. EARLY: the order is there at once,
+    since what makes the rows waited for it before it let this kernel be launched, as `product_kernel` does.
     """
     TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
     WIDTH: tl.constexpr = (K + 127) // 128
