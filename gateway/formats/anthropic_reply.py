@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from eyas.common.errors import EyasError
+from eyas.common.logging import request_id
 from eyas.common.types import FinishCause
 from gateway.backends.answer import CallAnswer
 from gateway.formats.openai_reply import AnswerFormat
@@ -40,7 +41,8 @@ def anthropic_error(error: EyasError) -> bytes:
     """Anthropic's error object. `type` follows the HTTP status."""
     usual = "invalid_request_error" if error.http_status < 500 else "api_error"
     kind = _ERROR_TYPES.get(error.http_status, usual)
-    return _encode({"type": "error", "error": {"type": kind, "message": str(error)}, "request_id": None})
+    id = request_id.get() or None
+    return _encode({"type": "error", "error": {"type": kind, "message": str(error)}, "request_id": id})
 
 
 class AnthropicFormat(AnswerFormat):

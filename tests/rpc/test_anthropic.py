@@ -217,14 +217,16 @@ async def test_errors_have_the_shape_of_the_api(
     answer = await post(ScriptedBackend(nano_tokenizer()), **changes)
     told = answer.json()
     assert (answer.status_code, told["type"], told["error"]["type"]) == (status, "error", kind)
-    assert says in told["error"]["message"]
+    assert says in told["error"]["message"] and told["request_id"] == answer.headers["request-id"]
 
 
 async def test_a_stream_that_fails_ends_with_an_error_event() -> None:
     backend = speaker("hermes", "one two")
     backend.breaks_with = Unavailable("the worker left")
-    last = events_of(await post(backend, stream=True))[-1]
+    answer = await post(backend, stream=True)
+    last = events_of(answer)[-1]
     assert last["error"] == {"type": "overloaded_error", "message": "the worker left"}
+    assert last["request_id"] == answer.headers["request-id"]
 
 
 async def test_the_sdk_of_anthropic() -> None:
