@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -42,6 +43,7 @@ def test_the_next_adapter_of_its_layout_finds_memory_locked(locked: list[int]) -
     rooms = AdapterRooms(STREAM)  # type: ignore[arg-type]
     first = rooms(ONE)
     assert locked == [PIECE_BYTES] * 2 and not first.tensor(NUMBERS).any()
+    assert 512 * Path(first.path).stat().st_blocks >= 2 * PIECE_BYTES  # whose pages are there
     rooms.prepare(ONE)
     ahead = rooms._next
     assert ahead is not None and ahead.result() is rooms(ONE)

@@ -32,6 +32,7 @@ _HASHED = 4 * 2**20  # bytes that one thread hashes at a time
 DIGEST_BYTES = 16
 _LENGTH_BYTES = 8
 _PAGE = 4096
+_ZEROS = 2**20  # bytes that are written at a time
 _MOST_HEADER = 100 * 2**20  # bytes, as the library that writes such files has it
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, own) for own, name in weights.DTYPES.items()}
@@ -107,18 +108,21 @@ class HostTensors:
         """
         if self._locked:
             return
-        whole = self.touched()
+        whole = torch.frombuffer(self._memory, dtype=torch.uint8)
+        with ThreadPoolExecutor(READERS, "weights") as touching:
+            list(touching.map(lambda piece: piece[::_PAGE].add_(0), whole.split(PIECE_BYTES)))
         with torch.cuda.device(device):
             for start, end in short_pieces(whole.data_ptr(), whole.nbytes):
                 pin(whole[start:end])
                 self._locked.append(whole[start:end])
 
-    def touched(self) -> torch.Tensor:
-        """All of the memory, uint8, none of whose pages is missing any more."""
-        whole = torch.frombuffer(self._memory, dtype=torch.uint8)
-        with ThreadPoolExecutor(READERS, "weights") as touching:
-            list(touching.map(lambda piece: piece[::_PAGE].add_(0), whole.split(PIECE_BYTES)))
-        return whole
+    def allocate(self) -> None:
+        """Takes the host's pages for all of the memory by writing zeros to its file: a thread that touches
+        mapped memory keeps those waiting that map some. Raises OSError if the host has too few.
+        """
+        zeros = bytes(_ZEROS)
+        for start in range(0, len(self._memory), _ZEROS):
+            os.pwrite(self._file, memoryview(zeros)[: len(self._memory) - start], start)
 
     @property
     def path(self) -> str:
