@@ -11,12 +11,12 @@
 from eyas.client.aio import AsyncClient, AsyncStream
 from eyas.client.sync import Client, Stream
 from eyas.client.types import (
-    Adapter,
     ChatOptions,
     Choice,
     Completion,
     Delta,
     FinishReason,
+    LoraAdapter,
     MemoryTag,
     Message,
     Model,
@@ -48,7 +48,7 @@ from eyas.common.grammars.notations import Grammar
 from eyas.common.types import TokenLogprob
 
 __all__ = [
-    "Adapter",
+    "LoraAdapter",
     "AsyncClient",
     "AsyncStream",
     "BroadcastTensors",

@@ -18,11 +18,11 @@ import msgspec
 
 from eyas.client import wire
 from eyas.client.types import (
-    Adapter,
     ChatOptions,
     Choice,
     Completion,
     Delta,
+    LoraAdapter,
     MemoryTag,
     Message,
     Model,
@@ -307,14 +307,14 @@ class AsyncClient:
         pinned: bool = False,
         replace: bool = False,
         timeout_s: float = CONTROL_S,
-    ) -> Adapter:
+    ) -> LoraAdapter:
         """Loads the LoRA adapter in a folder of the server, on all workers or on none: calls then name it as
         their `model`. `pinned`: it stays on the devices. `replace`: in place of one that has the name.
         """
         request = eyas_pb2.LoadAdapterRequest(name=name, path=path, pinned=pinned, replace=replace)
         return wire.adapter_from_pb((await self._call(self._stub.LoadAdapter, request, timeout_s)).adapter)
 
-    async def unload_adapter(self, name: str, *, timeout_s: float = CONTROL_S) -> Adapter:
+    async def unload_adapter(self, name: str, *, timeout_s: float = CONTROL_S) -> LoraAdapter:
         """Unloads an adapter; calls that have it go on to their ends. Raises NotFound for no one's name."""
         request = eyas_pb2.UnloadAdapterRequest(name=name)
         return wire.adapter_from_pb((await self._call(self._stub.UnloadAdapter, request, timeout_s)).adapter)

@@ -24,10 +24,10 @@ from eyas.client.aio import (
     refuse_forked,
 )
 from eyas.client.types import (
-    Adapter,
     ChatOptions,
     Completion,
     Delta,
+    LoraAdapter,
     MemoryTag,
     Message,
     Model,
@@ -286,12 +286,12 @@ class Client:
         pinned: bool = False,
         replace: bool = False,
         timeout_s: float = CONTROL_S,
-    ) -> Adapter:
+    ) -> LoraAdapter:
         """Loads the LoRA adapter in a folder of the server, on all workers or on none."""
         loading = self._client.load_adapter(name, path, pinned=pinned, replace=replace, timeout_s=timeout_s)
         return self._portal.wait(loading)
 
-    def unload_adapter(self, name: str, *, timeout_s: float = CONTROL_S) -> Adapter:
+    def unload_adapter(self, name: str, *, timeout_s: float = CONTROL_S) -> LoraAdapter:
         """Unloads an adapter; calls that have it go on to their ends."""
         return self._portal.wait(self._client.unload_adapter(name, timeout_s=timeout_s))
 

@@ -259,7 +259,7 @@ class WeightsUpdated(msgspec.Struct, frozen=True):
     behind: tuple[str, ...] = ()
 
 
-class Adapter(msgspec.Struct, frozen=True):
+class LoraAdapter(msgspec.Struct, frozen=True):
     """A LoRA adapter of the server's model. `id`: a digest of its content."""
 
     name: str

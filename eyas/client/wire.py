@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from eyas.client.types import (
-    Adapter,
     ChatOptions,
     Delta,
     FinishReason,
+    LoraAdapter,
     MemoryTag,
     Message,
     MovedMemory,
@@ -229,9 +229,9 @@ def updated_from_pb(reply: eyas_pb2.UpdateWeightsResponse) -> WeightsUpdated:
     )
 
 
-def adapter_from_pb(adapter: eyas_pb2.Adapter) -> Adapter:
+def adapter_from_pb(adapter: eyas_pb2.Adapter) -> LoraAdapter:
     """An adapter as the server tells it."""
-    return Adapter(adapter.name, adapter.id, adapter.rank)
+    return LoraAdapter(adapter.name, adapter.id, adapter.rank)
 
 
 def delta_from_pb(delta: eyas_pb2.Delta) -> Delta:

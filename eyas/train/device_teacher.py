@@ -20,7 +20,7 @@ from eyas.engine.models.ops.device_machine import DeviceMachine
 from eyas.engine.models.ops.device_step import LayerContext
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
-from eyas.train.heads.base import SharedTensors
+from eyas.train.heads.base import TargetTensors
 from eyas.train.packing import PackedBatch, upload
 from eyas.train.teacher import PAGE, BatchLimit, TeacherModel, final_gain, first_pages
 from kv_transfer.layout import pages_for
@@ -46,7 +46,7 @@ class DeviceTeacher(TeacherModel):
             self._model = Decoder(config, weights, DeviceMachine(context))
             gain = final_gain(config, weights)
         ends = self._model.ends
-        super().__init__(config, SharedTensors(ends.embedding, ends.lm_head, gain), placement)
+        super().__init__(config, TargetTensors(ends.embedding, ends.lm_head, gain), placement)
 
     def close(self) -> None:
         self._pool.close()

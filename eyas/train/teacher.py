@@ -24,7 +24,7 @@ from eyas.engine.checkpoint.weights import FolderWeights, WeightPlacement, Weigh
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.ops.torch_ops import TorchMachine
-from eyas.train.heads.base import SharedTensors
+from eyas.train.heads.base import TargetTensors
 from eyas.train.packing import PackedBatch
 from kv_transfer.layout import pages_for
 
@@ -60,7 +60,7 @@ class BatchLimit:
 class TeacherModel(ABC):
     """A loaded target: its `config`, the `ends` that heads share, and its `placement`."""
 
-    def __init__(self, config: ModelConfig, ends: SharedTensors, placement: WeightPlacement) -> None:
+    def __init__(self, config: ModelConfig, ends: TargetTensors, placement: WeightPlacement) -> None:
         self.config = config
         self.ends = ends
         self.placement = placement
@@ -116,7 +116,7 @@ class PlainTeacher(TeacherModel):
             # The decoder packs its output head; a head needs it as it is.
             name = "model.embed_tokens.weight" if config.tied_head else "lm_head.weight"
             lm_head = weights.take(name, (config.vocab_size, config.hidden_size))
-            ends = SharedTensors(self._model.ends.embedding, lm_head, final_gain(config, weights))
+            ends = TargetTensors(self._model.ends.embedding, lm_head, final_gain(config, weights))
         super().__init__(config, ends, placement)
 
     def close(self) -> None:

@@ -10,8 +10,7 @@ from http_client import client_of
 from prometheus_client import CollectorRegistry
 from scripted_backend import ScriptedBackend, nano_tokenizer
 
-from eyas.client import Adapter as LoadedAdapter
-from eyas.client import AsyncClient, InvalidRequest, Model, NotFound
+from eyas.client import AsyncClient, InvalidRequest, LoraAdapter, Model, NotFound
 from eyas.common.config import GatewayConfig
 from eyas.common.page_names import salt_of
 from eyas.common.types import Adapter, AdapterRoster, PromptTokenLogprobs
@@ -123,7 +122,7 @@ async def test_the_sdk_loads_names_and_unloads(backend: ScriptedBackend) -> None
                 await client.generate("Hi", model="three")
             loaded = await client.load_adapter("four", "/four", pinned=True, replace=True)
             assert backend.adapters.loads == [(Adapter("four", "/four", pinned=True), True)]
-            assert loaded == LoadedAdapter("four", f"{1:016x}", 4)
+            assert loaded == LoraAdapter("four", f"{1:016x}", 4)
             length = 128
             assert await client.models() == [
                 Model(BASE, length),

@@ -20,7 +20,7 @@ import torch
 from eyas.common.params import MAX_BAD_WORDS, MAX_TOP_LOGPROBS, SamplingParams
 from eyas.engine.batch.prompt_scores import ScoreRequest
 from eyas.engine.batch.tables import SlotTables
-from eyas.engine.device.step import CatchUp, JoinBatch, MaskedRows, StepInput
+from eyas.engine.device.step import CatchUp, JoinBatch, RowMasks, StepInput
 from eyas.engine.kernels.drafts.forced import HEAD
 from eyas.engine.kernels.sampling.special import COLUMNS, REPORT_WORDS
 from eyas.engine.sampling.sampler import SampledRow, sample
@@ -140,7 +140,7 @@ class PaperDevice:
         assert rank == 0
         return np.empty((count, 1), np.int32)
 
-    def mask(self, rows: MaskedRows) -> None:
+    def mask(self, rows: RowMasks) -> None:
         """Samples what may follow by these masks, of rows that ask for no more."""
         rounds = self._shape.batch * self._shape.width
         for place, mask in zip(rows.places.tolist(), rows.masks.tolist(), strict=True):

@@ -17,7 +17,7 @@ from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, Seq
 from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.device.buckets import FEW_SINGLES, GraphBuckets
 from eyas.engine.device.runner import DeviceRunner
-from eyas.engine.device.step import JoinBatch, MaskedRows, StepInput, StepLayout, StepShape
+from eyas.engine.device.step import JoinBatch, RowMasks, StepInput, StepLayout, StepShape
 from eyas.engine.kernels.sampling.special import COLUMNS
 from eyas.engine.sampling.scores import TokenScores
 from tests.unit.paper_grammars import GRAMMAR, PaperGrammars
@@ -72,7 +72,7 @@ class Told:
     def mask_rows(self, count: int, rank: int) -> np.ndarray:
         return np.empty((count, 1), np.int32)
 
-    def mask(self, *rows: MaskedRows) -> None:
+    def mask(self, *rows: RowMasks) -> None:
         self.masked.append([each.places.tolist() for each in rows])
 
     def sample(self, *rows: np.ndarray) -> list[torch.Tensor]:

@@ -70,6 +70,10 @@ def test_no_modules_import_one_another(code: list[shape.Module]) -> None:
     assert shape.cycles(shape.imports(code)) == []
 
 
+def test_no_class_name_stands_for_two_things(code: list[shape.Module]) -> None:
+    assert shape.duplicate_classes(code) == {}
+
+
 def test_documentation_does_not_fall(code: list[shape.Module]) -> None:
     found = shape.definitions(code)
     (row,) = (line for line in PAGE.read_text().splitlines() if line.startswith("| what is installed |"))

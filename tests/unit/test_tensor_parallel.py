@@ -28,7 +28,7 @@ from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.device import calls
 from eyas.engine.device.executor import StepExecutor
 from eyas.engine.device.rank0_executor import Rank0Executor
-from eyas.engine.device.step import ArrivedState, JoinBatch, MaskedRows, StepInput, StepShape
+from eyas.engine.device.step import ArrivedState, JoinBatch, RowMasks, StepInput, StepShape
 from eyas.engine.loading import build, follower
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.step_rates import StepLimits, measure
@@ -279,7 +279,7 @@ def test_rows_to_be_scored_arrive() -> None:
 def test_special_rows_arrive() -> None:
     rows = np.arange(-5, 3, dtype=np.int32).reshape(2, 4)
     assert np.array_equal(calls.rows_of(calls.sample(rows)), rows)
-    masked = calls.masked_of(calls.mask(MaskedRows(rows[:, 0], rows)))
+    masked = calls.masked_of(calls.mask(RowMasks(rows[:, 0], rows)))
     assert np.array_equal(masked.places, rows[:, 0]) and np.array_equal(masked.masks, rows)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from eyas.train.drafting import drafting_loss
-from eyas.train.heads.base import SharedTensors
+from eyas.train.heads.base import TargetTensors
 from eyas.train.heads.eagle3 import Eagle3Head
 from eyas.train.model import LlamaShape
 from eyas.train.recipe import TrainingRecipe, descend, optimisers, progress
@@ -35,7 +35,7 @@ def head_shape(target: LlamaShape) -> LlamaShape:
 def head_of(target: NanoModel) -> Eagle3Head:
     """A new head, with the target's whole vocabulary."""
     head = Eagle3Head(head_shape(target.config), len(target.config.captured))
-    head.begin_as(SharedTensors(target.embed_tokens.weight, target.embed_tokens.weight, target.norm.weight))
+    head.begin_as(TargetTensors(target.embed_tokens.weight, target.embed_tokens.weight, target.norm.weight))
     return head
 
 

@@ -69,7 +69,7 @@ class ResumeMemory(TaggedMessage, frozen=True):
 ControlCommand: TypeAlias = PauseGeneration | ContinueGeneration | ReleaseMemory | ResumeMemory
 
 
-class MovedMemory(msgspec.Struct, frozen=True):
+class MemoryMove(msgspec.Struct, frozen=True):
     """Memory that left, or came back: `bytes` in `seconds`."""
 
     tag: MemoryTag
@@ -81,4 +81,4 @@ class ControlOutcome(msgspec.Struct, frozen=True):
     """The outcome of a command. `requests`: how many it ended, or sent back to the queue."""
 
     requests: int = 0
-    moved: tuple[MovedMemory, ...] = ()
+    moved: tuple[MemoryMove, ...] = ()

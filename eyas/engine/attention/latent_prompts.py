@@ -43,7 +43,7 @@ class _Layout:
 
 
 class ExpandedRoom:
-    """A `PromptRoom` for chunks of up to `rows` rows in all, of up to `sequences` sequences, which have up to
+    """`PromptBuffers` for chunks of up to `rows` rows in all, of up to `sequences` sequences with up to
     `REACH` rows in all, cached ones included, or as many as the chunks.
 
     Pages that no sequence has are the pool's first; tiles that no chunk has have no rows.
@@ -61,7 +61,7 @@ class ExpandedRoom:
         return _Layout(self._words[: self._pages], self._words[self._pages :].view(-1, 4), None)
 
     def fill(self, spans: Sequence[QuerySpan]) -> bool:
-        """See `PromptRoom.fill`."""
+        """See `PromptBuffers.fill`."""
         if not spans or not self._prompts.pays(spans):
             return False
         pages, tiles = self._prompts.laid_out(spans)

@@ -19,7 +19,7 @@ from eyas.engine.kv.pool import PoolShape
 from kv_transfer.layout import pages_for
 
 
-class PromptRoom(Protocol):
+class PromptBuffers(Protocol):
     """Memory from which a graph reads how a step's prompt rows are laid out."""
 
     def fill(self, spans: Sequence[QuerySpan]) -> bool:
@@ -45,7 +45,7 @@ class PromptPlan(Protocol):
         """
         ...
 
-    def room(self, rows: int, sequences: int) -> PromptRoom | None:
+    def room(self, rows: int, sequences: int) -> PromptBuffers | None:
         """Room for chunks of up to `rows` rows in all, of up to `sequences` sequences, which launches read up
         to the next plan; None: graphs do without this attention.
         """

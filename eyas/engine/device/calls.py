@@ -10,7 +10,7 @@ import numpy as np
 
 from eyas.engine.batch.prompt_scores import ScoreRequest
 from eyas.engine.batch.spans import QuerySpan
-from eyas.engine.device.step import ArrivedState, CatchUp, JoinBatch, MaskedRows, StepInput, StepShape
+from eyas.engine.device.step import ArrivedState, CatchUp, JoinBatch, RowMasks, StepInput, StepShape
 from eyas.engine.parallel.ranks import RankCall
 
 BEGIN = "begin"
@@ -73,16 +73,16 @@ def score_request_of(call: RankCall) -> ScoreRequest:
     return ScoreRequest(row, range(first, first + len(tokens)), tuple(tokens), top)
 
 
-def mask(rows: MaskedRows) -> RankCall:
+def mask(rows: RowMasks) -> RankCall:
     """`rows`: as `StepExecutor.mask` takes them."""
     return RankCall(MASK, rows.masks.shape, rows.places.tobytes() + rows.masks.tobytes())
 
 
-def masked_of(call: RankCall) -> MaskedRows:
+def masked_of(call: RankCall) -> RowMasks:
     """Decodes the rows that `mask` encoded."""
     count = call.numbers[0]
     array = np.frombuffer(bytearray(call.data), np.int32)
-    return MaskedRows(array[:count], array[count:].reshape(call.numbers))
+    return RowMasks(array[:count], array[count:].reshape(call.numbers))
 
 
 def sample(rows: np.ndarray) -> RankCall:

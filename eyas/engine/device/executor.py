@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from eyas.engine.attention.prompts import PromptRoom
+from eyas.engine.attention.prompts import PromptBuffers
 from eyas.engine.batch.prompt_scores import ScoreRequest
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.batch.tables import SlotTables
@@ -30,7 +30,7 @@ from eyas.engine.device.step import (
     FeatureRequest,
     JoinBatch,
     MailedPrompts,
-    MaskedRows,
+    RowMasks,
     StepInput,
     StepShape,
 )
@@ -67,7 +67,7 @@ class CapturedStep:
     program: StepProgram
     forward: torch.cuda.CUDAGraph
     rest: torch.cuda.CUDAGraph
-    room: PromptRoom | None = None
+    room: PromptBuffers | None = None
 
     def takes(self, step: StepInput) -> bool:
         """True if the graphs are for the step's prompt rows too, whose plan they are given then."""
@@ -216,7 +216,7 @@ class StepExecutor:
         return rows
 
     @torch.inference_mode()
-    def mask(self, rows: MaskedRows) -> None:
+    def mask(self, rows: RowMasks) -> None:
         """Masks rows of the step that was begun, before its `finish`."""
         assert self._program is not None
         if len(rows.places):
@@ -457,7 +457,7 @@ class StepExecutor:
                 self._take_waiting_rows(words, width)
             self._captured_catch_ups[padding.shape] = CapturedCatchUp(words, graph)
 
-    def _room_for(self, shape: StepShape) -> PromptRoom | None:
+    def _room_for(self, shape: StepShape) -> PromptBuffers | None:
         """The room from which the shape's graph plans its prompt rows: alone in a step, in layers without
         states, behind which turns are short and contexts are long.
         """

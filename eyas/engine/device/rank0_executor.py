@@ -17,7 +17,7 @@ from eyas.engine.batch.prompt_scores import ScoreRequest
 from eyas.engine.device import calls
 from eyas.engine.device.executor import DeviceEvent, StepExecutor
 from eyas.engine.device.program import DeviceState
-from eyas.engine.device.step import CatchUp, JoinBatch, MaskedRows, StepInput
+from eyas.engine.device.step import CatchUp, JoinBatch, RowMasks, StepInput
 from eyas.engine.parallel.leader import RankLeader, WatchedEvent
 from eyas.engine.parallel.ranks import RankCall
 from eyas.engine.sampling.scores import TokenScores
@@ -61,7 +61,7 @@ class Rank0Executor(StepExecutor):
             self._tell(calls.features, rows, others)
             return super().features(rows)
 
-    def mask(self, rows: MaskedRows, *others: MaskedRows) -> None:
+    def mask(self, rows: RowMasks, *others: RowMasks) -> None:
         with self._leader.together():
             self._tell(calls.mask, rows, others)
             super().mask(rows)

@@ -30,7 +30,7 @@ from eyas.engine.batch.step_result import NO_FORKS
 from eyas.engine.batch.stopping import ending_ids
 from eyas.engine.batch.tables import SlotTables, TableWrites
 from eyas.engine.batch.tree import ROOT, DraftTree
-from eyas.engine.device.step import MaskedRows, PlacedBatch, StepShape
+from eyas.engine.device.step import PlacedBatch, RowMasks, StepShape
 from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.grammar.state import MaskRoom
 from eyas.engine.kernels.sampling import sample, special
@@ -150,12 +150,12 @@ class SpecialRows:
         """The number of rows, at most, that have masks alone."""
         return sum(self._widths.values())
 
-    def masked(self, room: MaskRoom) -> MaskedRows:
+    def masked(self, room: MaskRoom) -> RowMasks:
         """The rows that have masks alone, whose masks stand in `room`."""
         indices = [room.index(mask) for mask in self._masked.values()]
         places = np.full(room.used, -1, np.int32)
         places[indices] = list(self._masked)
-        return MaskedRows(places, room.rows[: room.used])
+        return RowMasks(places, room.rows[: room.used])
 
     def report(self, reports: SequenceOf[torch.Tensor]) -> SpecialReport:
         """The report of all rows, slice by slice, to be read once the step has landed."""

@@ -245,7 +245,7 @@ class StepInput:
     mailed: MailedPrompts | None = None
 
 
-class MaskedRows(NamedTuple):
+class RowMasks(NamedTuple):
     """Sampled rows that have masks and are not special else: `places` int32 [n], below 0 none; `masks` int32
     [n, words].
     """
@@ -254,7 +254,7 @@ class MaskedRows(NamedTuple):
     masks: np.ndarray
 
 
-NO_MASKS = MaskedRows(np.empty(0, np.int32), np.empty((0, 1), np.int32))
+NO_MASKS = RowMasks(np.empty(0, np.int32), np.empty((0, 1), np.int32))
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from eyas.common.errors import Busy, ConfigError, EyasError, InvalidRequest
 from eyas.common.wire.control import (
     ContinueGeneration,
     ControlOutcome,
+    MemoryMove,
     MemoryTag,
-    MovedMemory,
     PauseGeneration,
     PauseMode,
     ReleaseMemory,
@@ -45,7 +45,7 @@ class _Moves:
     """Memory that has moved; the tags whose memory is `here` after that, of those that were to move."""
 
     here: SequenceOf[MemoryTag]
-    moved: SequenceOf[MovedMemory]
+    moved: SequenceOf[MemoryMove]
     error: ConfigError | None = None
 
 
@@ -190,7 +190,7 @@ class EngineControl:
 
     def _move(self, tags: SequenceOf[MemoryTag], *, out: bool) -> _Moves:
         """Moves the memory of these tags, one after the other, until one fails; on a thread."""
-        moved: list[MovedMemory] = []
+        moved: list[MemoryMove] = []
         for tag in tags:
             began = time.monotonic()
             try:
@@ -198,7 +198,7 @@ class EngineControl:
             except (ConfigError, OSError) as error:
                 failed = error if isinstance(error, ConfigError) else ConfigError(str(error))
                 return _Moves(tags[len(moved) :] if out else tags[: len(moved)], moved, failed)
-            moved.append(MovedMemory(tag, size, time.monotonic() - began))
+            moved.append(MemoryMove(tag, size, time.monotonic() - began))
         return _Moves(() if out else tags, moved)
 
     def _moved(self) -> ControlOutcome | None:

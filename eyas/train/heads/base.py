@@ -28,7 +28,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class SharedTensors:
+class TargetTensors:
     """Tensors that a head may share with its target, or begin as: all of them stay as they are.
 
     `embedding`, `lm_head`: [vocab, hidden]. `gain`: of the norm before the output head, [hidden].
@@ -171,7 +171,7 @@ class SharedOutput(nn.Module):
 
     weight: Tensor
 
-    def __init__(self, ends: SharedTensors) -> None:
+    def __init__(self, ends: TargetTensors) -> None:
         super().__init__()
         self.register_buffer("weight", ends.lm_head, persistent=False)
 

@@ -18,7 +18,7 @@ from eyas.train.heads.base import (
     BlockHead,
     DraftHead,
     SharedOutput,
-    SharedTensors,
+    TargetTensors,
     TrainingBatch,
     initialise,
     shape_for,
@@ -34,7 +34,7 @@ UNROLL = 7
 taps = eagle3.taps
 
 
-def head_for(target: ModelConfig, ends: SharedTensors, token_map: Tensor | None) -> DFlashHead:
+def head_for(target: ModelConfig, ends: TargetTensors, token_map: Tensor | None) -> DFlashHead:
     """A new head, whose norm begins as the target's; its vocabulary is the target's."""
     return DFlashHead(dataclasses.replace(shape_for(target), layers=LAYERS), taps(target), ends)
 
@@ -102,7 +102,7 @@ class BlockLayer(nn.Module):
 class DFlashHead(BlockHead):
     """`taps`: the target's layers whose inputs make the features."""
 
-    def __init__(self, shape: LlamaShape, taps: tuple[int, ...], ends: SharedTensors) -> None:
+    def __init__(self, shape: LlamaShape, taps: tuple[int, ...], ends: TargetTensors) -> None:
         """`ends`: the target's, of which it uses the output head and the mask token's embedding."""
         super().__init__(shape)
         self.taps = taps

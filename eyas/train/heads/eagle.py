@@ -16,7 +16,7 @@ from eyas.train.heads.base import (
     ChainHead,
     DraftHead,
     SharedOutput,
-    SharedTensors,
+    TargetTensors,
     TrainingBatch,
     initialise,
     joined,
@@ -42,7 +42,7 @@ def taps(target: ModelConfig) -> tuple[int, ...]:
     return ()
 
 
-def head_for(target: ModelConfig, ends: SharedTensors, token_map: Tensor | None) -> EagleHead:
+def head_for(target: ModelConfig, ends: TargetTensors, token_map: Tensor | None) -> EagleHead:
     """A new head; its vocabulary is the target's."""
     return EagleHead(shape_for(target), ends)
 
@@ -75,7 +75,7 @@ class EagleHead(ChainHead):
     Its state is the feature: the target's hidden state after the final norm, or the prediction of it.
     """
 
-    def __init__(self, shape: LlamaShape, ends: SharedTensors) -> None:
+    def __init__(self, shape: LlamaShape, ends: TargetTensors) -> None:
         """`ends`: the target's, of which it uses the output head."""
         super().__init__(shape)
         self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=False)

@@ -15,7 +15,7 @@ from eyas.train.heads.base import (
     Attend,
     ChainHead,
     DraftHead,
-    SharedTensors,
+    TargetTensors,
     TrainingBatch,
     initialise,
     joined,
@@ -36,7 +36,7 @@ def taps(target: ModelConfig) -> tuple[int, ...]:
     return 2, layers // 2, layers - 3
 
 
-def head_for(target: ModelConfig, ends: SharedTensors, token_map: Tensor | None) -> Eagle3Head:
+def head_for(target: ModelConfig, ends: TargetTensors, token_map: Tensor | None) -> Eagle3Head:
     """A new head, whose output head and norm begin as the target's."""
     head = Eagle3Head(shape_for(target), len(taps(target)), token_map)
     head.begin_as(ends)
@@ -108,7 +108,7 @@ class Eagle3Head(ChainHead):
             in_vocab = torch.zeros(shape.vocab, dtype=torch.bool)
             self.register_buffer("t2d", in_vocab.index_fill_(0, token_map, True))
 
-    def begin_as(self, ends: SharedTensors) -> None:
+    def begin_as(self, ends: TargetTensors) -> None:
         """Copies the target's output head, as far as the vocabulary goes, and its norm."""
         rows = (
             ends.lm_head if self.token_map is None else ends.lm_head[self.token_map.to(ends.lm_head.device)]

@@ -19,7 +19,7 @@ from eyas.train.heads.base import (
     ChainHead,
     DraftHead,
     SharedOutput,
-    SharedTensors,
+    TargetTensors,
     TrainingBatch,
     initialise,
     joined,
@@ -36,7 +36,7 @@ def taps(target: ModelConfig) -> tuple[int, ...]:
     return ()
 
 
-def head_for(target: ModelConfig, ends: SharedTensors, token_map: Tensor | None) -> MtpHead:
+def head_for(target: ModelConfig, ends: TargetTensors, token_map: Tensor | None) -> MtpHead:
     """A new head, whose layer is of the kind of the target's last one.
 
     Raises ConfigError, by name, for a layer that no equation here trains.
@@ -102,7 +102,7 @@ class MtpHead(ChainHead):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, shape: LlamaShape, ends: SharedTensors, rope: RopeConfig) -> None:
+    def __init__(self, shape: LlamaShape, ends: TargetTensors, rope: RopeConfig) -> None:
         """`ends`: the target's, of which it uses the output head, and whose final norm it begins with.
 
         `rope`: the target's, as its layer serves with it.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.train.heads import eagle3
-from eyas.train.heads.base import DraftHead, MaskedHead, SharedTensors, shape_for, share_in_block
+from eyas.train.heads.base import DraftHead, MaskedHead, TargetTensors, shape_for, share_in_block
 from eyas.train.heads.eagle3 import Eagle3Head
 from eyas.train.model import LlamaShape
 
@@ -25,7 +25,7 @@ UNROLL = 6
 taps = eagle3.taps
 
 
-def head_for(target: ModelConfig, ends: SharedTensors, token_map: Tensor | None) -> PEagleHead:
+def head_for(target: ModelConfig, ends: TargetTensors, token_map: Tensor | None) -> PEagleHead:
     """A new head, whose output head and norm begin as the target's."""
     shape = dataclasses.replace(shape_for(target), layers=LAYERS)
     head = PEagleHead(shape, len(taps(target)), ends, token_map)
@@ -48,7 +48,7 @@ class PEagleHead(Eagle3Head, MaskedHead):
     """An EAGLE-3 head with learnt streams."""
 
     def __init__(
-        self, shape: LlamaShape, streams: int, ends: SharedTensors, token_map: Tensor | None = None
+        self, shape: LlamaShape, streams: int, ends: TargetTensors, token_map: Tensor | None = None
     ) -> None:
         """`ends`: the target's, of which it uses the mask token's embedding."""
         super().__init__(shape, streams, token_map)

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 from torch import Tensor
 
 from eyas.engine.checkpoint.config import ModelConfig
-from eyas.train.heads.base import DraftHead, SharedTensors
+from eyas.train.heads.base import DraftHead, TargetTensors
 
 KINDS = ("eagle3", "eagle", "mtp", "peagle", "dflash")
 """Modules of `eyas.train.heads` that are a `HeadKind`."""
@@ -25,7 +25,7 @@ class HeadKind(Protocol):
     def taps(self, target: ModelConfig) -> tuple[int, ...]:
         """The target's layers whose inputs make the feature; (): its rows after the final norm do."""
 
-    def head_for(self, target: ModelConfig, ends: SharedTensors, token_map: Tensor | None) -> DraftHead:
+    def head_for(self, target: ModelConfig, ends: TargetTensors, token_map: Tensor | None) -> DraftHead:
         """A new head for a target. `token_map`: the ids of its vocabulary, where a kind has one."""
 
     def described(self, head: DraftHead, unroll: int) -> dict[str, object]:
