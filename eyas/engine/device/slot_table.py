@@ -205,7 +205,7 @@ class SlotTable:
         """How often first rounds behind prompts look for their drafts."""
         fresh = [work for work in works if work.round and work.seq.mailed and not work.seq.answered]
         begun = [w for w in fresh if not self._is_new(w) and self.occupant(w).mailed_steps == 1]
-        return max(polls * len(begun) // (FIRST * len(works)), 1)
+        return max(polls * len(begun) // (FIRST * len(works)), 1) if begun else 1
 
     def _expect(self, work: SequenceWork, occupant: SlotOccupant, writes: TableWrites) -> None:
         """What recent answers say of a sequence has changed."""
