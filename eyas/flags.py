@@ -225,7 +225,7 @@ def _add_step_tokens(add: Callable[..., argparse.Action]) -> None:
         dest="mixed_tokens",
         type=whole,
         metavar="N",
-        help="tokens per step that computes prompts and also decodes; one prompt of more than 2,048 tokens "
+        help="tokens per step that computes prompts and also decodes; one prompt of more than 4,096 tokens "
         f"has about half of them; 0: the chunked prefill size ({_either('mixed_tokens')})",
     )
 

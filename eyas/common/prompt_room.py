@@ -25,7 +25,7 @@ MOST_BESIDE = 3072
 MOST_TOGETHER = 8192
 """Rows of a step with several prompts: the first of them waits for the last. One alone may have more."""
 
-LONG_PROMPT = 2048
+LONG_PROMPT = 4096
 """A prompt of more tokens, cached ones not counted, has half of a step's prompt rows while others decode: its
 own first token is far off, and each of theirs comes sooner. Shorter prompts have the rows that it leaves. Of
 several such prompts the first has all rows: with half of them each, all would come late.

@@ -19,15 +19,15 @@ STREAMS, SHORT, ANSWER = 48, 30, 300
 LOADS = {
     "long": [8192],
     "a short one behind": [8192, 900],
-    "two long ones": [3000, 3500],
-    "not long": [2048],
+    "two long ones": [5000, 4500],
+    "not long": [4096],
     "many": [8192, 6000, 700],
 }
 
 
 def test_a_lone_long_prompt_has_half_of_the_rows_beside_streams() -> None:
     budget, times = StepBudget(3072, 512), example().times
-    assert rows_of(budget, 48, 8192) == 256 - 48 and rows_of(budget, 48, 2048) == 512 - 48
+    assert rows_of(budget, 48, 8192) == 256 - 48 and rows_of(budget, 48, 4096) == 512 - 48
     assert rows_of(budget, 48, 8192, 100) == 256 - 48 and rows_of(budget, 48, 100, 8192) == 512 - 48
     assert rows_of(budget, 0, 8192) == 3072 and rows_of(budget, 48, 8192, 6000) == 3072 - 48
     assert rows_of(StepBudget(3072, 320), 48, 8192) == 160 - 48
@@ -39,8 +39,8 @@ def test_what_is_left_goes_to_short_prompts() -> None:
     budget = StepBudget(3072, 512)
     room = prompt_room.prompt_room(budget, 48, [(8192, 100), (900, 900)])
     assert (room.of(8192), room.behind(100).of(900)) == (208, 364)
-    both = prompt_room.prompt_room(budget, 48, [(8192, 100), (3000, 3000)])
-    assert both.of(8192) == both.of(3000) == 512 - 48, "of two the first has all"
+    both = prompt_room.prompt_room(budget, 48, [(8192, 100), (5000, 3000)])
+    assert both.of(8192) == both.of(5000) == 512 - 48, "of two the first has all"
 
 
 def scheduled(prompts: Sequence[int]) -> list[tuple[int, int]]:
