@@ -438,6 +438,9 @@ def test_few_rows_have_small_programs_and_as_many_parts_as_run_at_once() -> None
         assert 8 * -(-4 * count // tiling.rows) * parts[count] <= 264 or parts[count] == 1
     few = {16: 8, 80: 6, 144: 3, 208: 2, 256: 2}
     assert parts == few | dict.fromkeys((257, 272, 464, 600, 3072), 1)
+    for count, fewer in {16: 8, 80: 4, 112: 3, 144: 2, 208: 2, 256: 2, 464: 1}.items():
+        tiling = tiling_for(kv, 4, 32, count, beside=True)
+        assert prefill._parts(kv, tiling, 0, 4 * count) == fewer, "rounds beside them have room"
 
 
 @pytest.mark.parametrize(

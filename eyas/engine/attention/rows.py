@@ -83,8 +83,8 @@ class PagedAttention:
 
     def _both(self, q: torch.Tensor, kv: PagedKv, rows: ForwardRows, out: torch.Tensor) -> None:
         first = sum(group.rows for group in rows.groups)
-        chunks = partial(self._chunks, q[first:], kv, rows, out[first:])
         late = apart(rows.count)
+        chunks = partial(self._chunks, q[first:], kv, rows, out[first:], beside=late)
         self._beside.run(rows.count, chunks, partial(self._groups, q, kv, rows.groups, out, late=late))
 
     def _groups(
@@ -102,10 +102,12 @@ class PagedAttention:
             attend(q[own], kv, queries, launch, out=out[own])
             first += group.rows
 
-    def _chunks(self, q: torch.Tensor, kv: PagedKv, rows: ForwardRows, out: torch.Tensor) -> None:
+    def _chunks(
+        self, q: torch.Tensor, kv: PagedKv, rows: ForwardRows, out: torch.Tensor, *, beside: bool = False
+    ) -> None:
         prompts = self._prompts if rows.planned and rows.firsts is None else None
         if prompts is not None and prompts.scores == kv.scores:
             prompts.run(q, kv.pool, out)
         elif rows.tiles is not None:
-            tiling = tiling_for(kv, q.shape[1] // kv.kv_heads, self._tile, len(q))
+            tiling = tiling_for(kv, q.shape[1] // kv.kv_heads, self._tile, len(q), beside=beside)
             attend_chunks(q, kv, rows.tiles, tiling, out=out)

@@ -25,7 +25,7 @@ from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
 @dataclass(frozen=True)
 class ChunkTiling:
     """A program takes `rows` rows (queries times heads of one key head), its keys `keys` at a time;
-    `programs` of them share a tile's queries.
+    `programs` of them share a tile's queries. `beside`: rounds attend beside them.
     """
 
     rows: int
@@ -33,6 +33,7 @@ class ChunkTiling:
     warps: int
     stages: int
     programs: int = 1
+    beside: bool = False
 
 
 TILE = 128
@@ -41,6 +42,7 @@ TILE = 128
 _LONG = 512  # bytes of a key in float32
 _PROGRAMS, _MOST_PARTS = 132, 8  # about as many as a Hopper GPU has SMs
 _FEW_WARPS = 4  # of programs two of which an SM has at a time
+_LEFT = 168  # of small programs, which leave rounds beside them room
 _WAVES = 4  # of programs with wide heads, padding among them; if they are not all there at once
 _LEAST, _LEAST_WIDE = 8, 16  # blocks of a part
 _SLIM = 128  # values of a head that is not wide
@@ -59,10 +61,13 @@ def chunk_tiling(key_bytes: int = 256, dim: int = NARROW) -> ChunkTiling:
     return ChunkTiling(32, keys, warps=8, stages=2)
 
 
-def tiling_for(kv: PagedKv, group: int, queries: int = 0, count: int = 0) -> ChunkTiling:
+def tiling_for(
+    kv: PagedKv, group: int, queries: int = 0, count: int = 0, *, beside: bool = False
+) -> ChunkTiling:
     """The tiling for keys of `kv`, each of which has `group` heads, and tiles of up to `queries` queries (0:
     as many as `tile_rows` says). `count`: of all rows, if known. Rows so few that a GPU runs two parts of all
-    their keys at once are given to more and smaller programs; more were faster whole.
+    their keys at once are given to more and smaller programs; more were faster whole. `beside`: rounds
+    attend meanwhile.
     """
     key_bytes = kv.dim * kv.pool.element_size()
     tiling = chunk_tiling(key_bytes, kv.dim)
@@ -70,7 +75,8 @@ def tiling_for(kv: PagedKv, group: int, queries: int = 0, count: int = 0) -> Chu
     if key_bytes == 2 * kv.dim == 256 and 0 < 2 * programs <= _PROGRAMS:
         tiling = replace(tiling, rows=TILE // 2, warps=_FEW_WARPS)
     rows = max(tiling.rows, power_of_2(group))
-    return replace(tiling, rows=rows, programs=cdiv(queries or TILE // group, rows // group))
+    programs = cdiv(queries or TILE // group, rows // group)
+    return replace(tiling, rows=rows, programs=programs, beside=beside)
 
 
 @dataclass(frozen=True)
@@ -192,8 +198,11 @@ def _parts(kv: PagedKv, tiling: ChunkTiling, tiles: int, rows: int) -> int:
         padded, real = tiles * tiling.programs, cdiv(rows, tiling.rows)
         return _most_parts(max(kv.kv_heads * padded, 1), max(kv.kv_heads * real, 1))
     at_once = 2 * _PROGRAMS if tiling.warps == _FEW_WARPS else _PROGRAMS
+    programs = max(kv.kv_heads * cdiv(rows, tiling.rows), 1)
+    if tiling.beside and tiling.warps == _FEW_WARPS:
+        at_once = min(max(_LEFT, 2 * programs), at_once)
     longest = kv.tables.shape[1] * kv.page_size // (tiling.keys * _LEAST)
-    return max(min(at_once // max(kv.kv_heads * cdiv(rows, tiling.rows), 1), _MOST_PARTS, longest), 1)
+    return max(min(at_once // programs, _MOST_PARTS, longest), 1)
 
 
 def _sees_all(kv: PagedKv) -> bool:
