@@ -23,10 +23,10 @@ from eyas.engine.kernels.products.updates import GRAIN, SiteNumbers
 BLOCK = 64
 """Rows of a block."""
 _CHUNK, _DEPTH = 1024, 128  # columns of k of a program, and of those that it multiplies at a time
-_COLUMNS = 256  # of n, of a program that adds
+_COLUMNS = 128  # of n, of a program that adds
 _PROGRAMS = 500  # enough to be worth no more for blocks that there may be: each costs 3 ns, without work too
 _WARPS, _STAGES = 4, 3
-_ADD_WARPS, _ADD_STAGES = 8, 1
+_ADD_WARPS, _ADD_STAGES = 4, 1
 
 
 class AdapterBlocks:
@@ -34,6 +34,8 @@ class AdapterBlocks:
 
     In the order of their adapters they are cut into blocks: `BlockCuts`.
     """
+
+    signs = None
 
     def __init__(self, slots: torch.Tensor) -> None:
         """`slots` int32 [m]: of the adapter of each row, 0: none."""
@@ -144,15 +146,16 @@ def _add(
     for block in range(first_block, count, at_once):
         if rank > 0:
             target = made + row[:, None] * N + column[None, :]
-            y = tl.load(target, mask=there[:, None], other=0.0).to(tl.float32)
+            y = tl.load(target, mask=there[:, None], other=0.0)
+            added = tl.zeros((ROWS, COLUMNS), tl.float32)
             upper = factors + rank.to(tl.int64) * (PARTS * K) + column[None, :]
             for first in range(0, rank, GRAIN):
                 number = tl.load(upper + (first + ranks)[:, None] * N)
                 for turn in range(lowest, highest + 1):
                     lower = _added_up(sums + first, turn * m + row, there, CHUNKS, RANKS).to(number.dtype)
                     of_part = tl.where((part == turn)[None, :], number, 0.0).to(number.dtype)
-                    y = tl.dot(lower, of_part, y, input_precision="ieee")
-            tl.store(target, y.to(made.dtype.element_ty), mask=there[:, None])
+                    added = tl.dot(lower, of_part, added, input_precision="ieee")
+            tl.store(target, (y.to(tl.float32) + added).to(made.dtype.element_ty), mask=there[:, None])
         row, there, rank, factors = _block(
             order, cuts, numbers, places, block + at_once, count, most, ROWS, STRIDE
         )
