@@ -62,8 +62,8 @@ class StoredWeight:
 
 @dataclass(frozen=True)
 class RowSquares:
-    """Sums of squares of parts of rows, float32 [m, parts], before a norm: what rows [m, k] are multiplied by
-    is rsqrt(the sum of a row's / k + eps).
+    """Sums of squares of parts of rows [m, k], float32 [m, parts]: a norm multiplies a row by rsqrt(its sum /
+    k + eps).
     """
 
     sums: torch.Tensor
@@ -80,8 +80,8 @@ class Fp8Rows:
     """Rows e4m3 [m, k], and scales float32 [m, ceil(k / 128)], or [m] if a row has one.
 
     Behind the rows is memory for a multiple of four. `dtype`: in which products give results. `turned`: the
-    scales as cuBLAS reads them, [ceil(k / 128), m to a multiple of four], if they lie so too. `squares`: of
-    rows whose norm is left to the products that read them (of up to 128 rows; experts have none such).
+    scales as cuBLAS reads them, [ceil(k / 128), m to a multiple of four], if they lie so too. `squares`: of up
+    to 128 rows, if the dense product that reads them still has to apply their norm.
     """
 
     stored: torch.Tensor
@@ -147,7 +147,7 @@ def widened(rows: Rows) -> torch.Tensor:
 
 
 def squares_of(rows: Rows) -> tuple[torch.Tensor | None, int, float]:
-    """The sums of squares that products of these rows multiply by, how many a row has, and eps."""
+    """`RowSquares` as a kernel's arguments: the sums, how many a row has, and eps."""
     squares = rows.squares if isinstance(rows, Fp8Rows) else None
     return (None, 0, 0.0) if squares is None else (squares.sums, squares.parts, squares.eps)
 
@@ -230,7 +230,7 @@ def _quantise(
 
 @triton.jit
 def norm_factor(squares, row, eps, PARTS: tl.constexpr, WIDTH: tl.constexpr):
-    """What the norm multiplies each of the rows [n] by, float32 [n]; their sums of squares are PARTS each."""
+    """What a norm multiplies each of `row` [n] by, float32 [n]. PARTS sums of squares each: `RowSquares`."""
     SLOTS: tl.constexpr = triton.next_power_of_2(PARTS)
     part = tl.arange(0, SLOTS)[None, :]
     found = tl.load(squares + row[:, None] * PARTS + part, mask=part < PARTS, other=0.0)
