@@ -33,8 +33,7 @@ short. For 768 rows this costs a tenth of a step.
 @dataclass(frozen=True)
 class _Layout:
     """Chunks on the device: int32 `pages` of their sequences, one sequence after the other, and `tiles`
-    [T, 4] as `attend_expanded` takes them. `planned`: their rows; None: those that tiles name, which only the
-    device knows.
+    [T, 4] as `attend_expanded` takes them. `planned`: their rows; None: tiles name those behind them, too.
     """
 
     pages: torch.Tensor
@@ -46,14 +45,15 @@ class ExpandedRoom:
     """`PromptBuffers` for chunks of up to `rows` rows in all, of up to `sequences` sequences with up to
     `REACH` rows in all, cached ones included, or as many as the chunks.
 
-    Pages that no sequence has are the pool's first; tiles that no chunk has have no rows.
+    Pages that no sequence has are the pool's first; rows that no chunk has are those of tiles of zeros.
     """
 
     def __init__(self, prompts: ExpandedPrompts, shape: PoolShape, rows: int, sequences: int) -> None:
-        self._prompts, self._device = prompts, shape.device
+        self._prompts, self._device, self._rows = prompts, shape.device, rows
         self._pages = cdiv(max(rows, REACH), shape.page_size) + sequences
         self._tiles = cdiv(rows, TILE) + sequences
-        self._words = torch.zeros(self._pages + 4 * self._tiles, dtype=torch.int32, device=shape.device)
+        nothing = np.zeros((0, 4), np.int32)
+        self._words = on_device(self._filled(nothing[:, 0], nothing, 0), shape.device)
 
     @property
     def layout(self) -> _Layout:
@@ -65,13 +65,21 @@ class ExpandedRoom:
         if not spans or not self._prompts.pays(spans):
             return False
         pages, tiles = self._prompts.laid_out(spans)
-        if len(pages) > self._pages or len(tiles) > self._tiles:
+        planned = sum(span.count for span in spans)
+        if len(pages) > self._pages or len(tiles) + cdiv(self._rows - planned, TILE) > self._tiles:
             return False
-        words = np.zeros(len(self._words), np.int32)
-        words[: len(pages)] = pages
-        words[self._pages : self._pages + tiles.size] = tiles.reshape(-1)
+        words = self._filled(pages, tiles, planned)
         self._words.copy_(on_device(words, self._device))
         return True
+
+    def _filled(self, pages: np.ndarray, tiles: np.ndarray, planned: int) -> np.ndarray:
+        """The words of these pages and tiles, whose rows are the first `planned` ones."""
+        words = np.zeros(self._pages + 4 * self._tiles, np.int32)
+        words[: len(pages)] = pages
+        behind = [(first, TILE, -1, 0) for first in range(planned, self._rows, TILE)]
+        named = np.array([*tiles, *behind], np.int32).reshape(-1)
+        words[self._pages : self._pages + len(named)] = named
+        return words
 
 
 class ExpandedPrompts:
@@ -138,6 +146,6 @@ class ExpandedPrompts:
         keys = torch.mm(latents, heads.keys.flatten(0, 1).t()).view(rows.shape[0], count, -1)
         values = torch.mm(latents, heads.values.flatten(0, 1).t()).view(rows.shape[0], count, -1)
         rotation = heads.turned(slice(first, None))
-        if planned is None or planned < out.shape[0]:
-            out[planned or 0 :].zero_()
+        if planned is not None and planned < out.shape[0]:
+            out[planned:].zero_()
         attend_expanded(q, ExpandedRows(keys, values, rows), self._layout.tiles, rotation, heads.factor, out)

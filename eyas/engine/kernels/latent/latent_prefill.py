@@ -50,7 +50,8 @@ def attend_expanded(
 
     The rotated elements of q are rotated here, i with i + rotated / 2. tiles int32 [T, 4]: (first row within
     q, count <= TILE, its first row's number in its sequence, where that begins in `expanded`). A query sees
-    its sequence's rows up to its own; rows that no tile names are not written.
+    its sequence's rows up to its own. A tile whose number is negative is of no sequence, and may have rows
+    that are not there: what is there becomes zeros. Rows that no tile names are not written.
     """
     (_, heads, plain), value = expanded.keys.shape, expanded.values.shape[2]
     half = (q.shape[1] // heads - plain) // 2
@@ -63,7 +64,7 @@ def attend_expanded(
     ]
     _attend_expanded[(heads, tiles.shape[0])](
         *(q, q.stride(0), *parts, *described, tiles),
-        *(rotation.cos, rotation.sin, rotation.positions, out, scale),
+        *(rotation.cos, rotation.sin, rotation.positions, out, len(q), scale),
         HEADS=heads,
         PLAIN=plain,
         VALUE=value,
@@ -80,10 +81,10 @@ def attend_expanded(
     )
 
 
-@kernel(do_not_specialize=["tiles", "positions"])
+@kernel(do_not_specialize=["tiles", "positions", "m"])
 def _attend_expanded(
     q, q_stride, keys, values, rows, key_tiles, value_tiles, row_tiles, tiles, cos, sin, positions, out,
-    scale,
+    m, scale,
     HEADS: tl.constexpr, PLAIN: tl.constexpr, VALUE: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr,
     PLAIN_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, WHOLE: tl.constexpr,
@@ -94,6 +95,10 @@ def _attend_expanded(
     first, count, start = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
     begin = tl.load(tile + 3).to(tl.int64)
     row = tl.arange(0, ROWS)
+    if start < 0:
+        nothing = tl.zeros((ROWS, VALUE_BLOCK), tl.float32)
+        _store(out, nothing, first, head, tl.minimum(count, m - first), HEADS, VALUE)
+        return
     real = (row < count)[:, None]
     plain, half = tl.arange(0, PLAIN_BLOCK)[None, :], tl.arange(0, HALF_BLOCK)[None, :]
     q_at = q + (first + row).to(tl.int64)[:, None] * q_stride + head * (PLAIN + 2 * HALF)
@@ -128,9 +133,15 @@ def _attend_expanded(
         peak, total, acc,
         HEADS, PLAIN, VALUE, WIDTH, HALF, PLAIN_BLOCK, VALUE_BLOCK, HALF_BLOCK, ROWS, KEYS, True,
     )  # fmt: skip
-    column = tl.arange(0, VALUE_BLOCK)[None, :]
-    out_at = out + ((first + row).to(tl.int64)[:, None] * HEADS + head) * VALUE + column
-    tl.store(out_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=real & (column < VALUE))
+    _store(out, acc / total[:, None], first, head, count, HEADS, VALUE)
+
+
+@triton.jit
+def _store(out, values, first, head, count, HEADS: tl.constexpr, VALUE: tl.constexpr):
+    """A head's values [rows, at least VALUE] of `count` rows from `first` on."""
+    row, column = tl.arange(0, values.shape[0])[:, None], tl.arange(0, values.shape[1])[None, :]
+    out_at = out + ((first + row).to(tl.int64) * HEADS + head) * VALUE + column
+    tl.store(out_at, values.to(out.dtype.element_ty), mask=(row < count) & (column < VALUE))
 
 
 @triton.jit

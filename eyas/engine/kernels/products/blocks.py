@@ -80,8 +80,8 @@ class Fp8Rows:
     """Rows e4m3 [m, k], and scales float32 [m, ceil(k / 128)], or [m] if a row has one.
 
     Behind the rows is memory for a multiple of four. `dtype`: in which products give results. `turned`: the
-    scales as cuBLAS reads them, [ceil(k / 128), m to a multiple of four], if they lie so too. `squares`: of up
-    to 128 rows, if the dense product that reads them still has to apply their norm.
+    scales as cuBLAS reads them, [ceil(k / 128), m to a multiple of four], if they lie so too. `squares`: of
+    up to 128 rows, if the dense product that reads them still has to apply their norm.
     """
 
     stored: torch.Tensor
