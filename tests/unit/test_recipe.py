@@ -17,6 +17,7 @@ from tests.unit.fp4_formats import FP4
 from tests.unit.fp8_formats import FORMATS, KEPT, write_format
 from tests.unit.hybrid_rig import write_hybrid
 from tests.unit.packed_formats import PACKINGS, write_packed
+from tests.unit.test_fp8_blocks import write_fp8
 from tests.unit.tiny import write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
 from tests.unit.tiny_deepseek import SMALL, write_tiny_nextn_deepseek
 from tests.unit.tiny_mtp import write_tiny_mimo
@@ -338,6 +339,22 @@ def test_a_model_that_transformers_computes_has_the_kernels_of_its_attention(
         "gated_kernel",
     }
     assert len(list(cache.rglob("_rope_write.cubin"))) == found["_rope_write"]
+
+
+def test_rows_that_a_layer_rounds_for_the_next_have_their_kernels(tmp_path: Path, cache: Path) -> None:
+    """Of any number: their norm is left to the product that reads them."""
+    sizes = {
+        "vocab_size": 128,
+        "hidden_size": 256,
+        "head_dim": 32,
+        "num_key_value_heads": 4,
+        "intermediate_size": 256,
+    }
+    write_family(tmp_path / "plain", "qwen3_moe", num_hidden_layers=5, moe_intermediate_size=128, **sizes)
+    write_fp8(tmp_path / "model", tmp_path / "plain")
+    told = _told(LAYERS, json.dumps([str(tmp_path / "model"), []]))
+    found, every = ({tuple(each) for each in told[name]} for name in ("found", "every"))
+    assert every <= found and {"_combine_row", "_combine_rounded", "_few"} <= {name for name, _ in every}
 
 
 def test_a_layer_that_is_partly_in_fp8_has_its_kernels(tmp_path: Path, cache: Path) -> None:

@@ -109,13 +109,16 @@ class Decoder(Generic[ProjectionT]):
         return {i: layer.rule for i, layer in enumerate(self.layers) if layer.rule is not None}
 
     def brief(self) -> Self:
-        """The same with the first layer, the first of each kind among the others, and the last, which no
-        other reads: these launch all that the rest does. Whatever layer is tapped, the first one is.
+        """The same with the first layer, the first of each kind among the others, those that read rows which
+        the layer before rounded for them, and the last, which no other reads: these launch all that the rest
+        does. Whatever layer is tapped, the first one is.
         """
         each = [(spec, layer.formats) for spec, layer in zip(self.config.layers, self.layers, strict=True)]
         kinds = dict(reversed([*zip(each, range(self.config.num_layers), strict=True)][1:]))
+        chosen = {0, *kinds.values(), self.config.num_layers - 1}
+        chosen |= {i + 1 for i in chosen if self.layers[i].rounds_ahead}
         made = copy.copy(self)
-        made.layers = [self.layers[i] for i in sorted({0, *kinds.values(), self.config.num_layers - 1})]
+        made.layers = [self.layers[i] for i in sorted(chosen)]
         made.recorder = None
         return made
 

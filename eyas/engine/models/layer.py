@@ -135,6 +135,12 @@ class DecoderLayer(Generic[ProjectionT]):
         return mixed.part if isinstance(mixed, Mixture | ExpertsApart) else None
 
     @property
+    def rounds_ahead(self) -> bool:
+        """True if the sum of its experts is rounded as the next layer's norm says."""
+        part = self.experts
+        return part is not None and part.out.reader is not None
+
+    @property
     def rule(self) -> DeltaRule | None:
         """The rule of its states, if it has some."""
         return next((mixer.rule for mixer, _ in self._mixers if isinstance(mixer, DeltaMixer)), None)
