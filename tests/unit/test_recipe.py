@@ -342,15 +342,10 @@ def test_a_model_that_transformers_computes_has_the_kernels_of_its_attention(
 
 
 def test_rows_that_a_layer_rounds_for_the_next_have_their_kernels(tmp_path: Path, cache: Path) -> None:
-    """Of any number: their norm is left to the product that reads them."""
-    sizes = {
-        "vocab_size": 128,
-        "hidden_size": 256,
-        "head_dim": 32,
-        "num_key_value_heads": 4,
-        "intermediate_size": 256,
-    }
-    write_family(tmp_path / "plain", "qwen3_moe", num_hidden_layers=5, moe_intermediate_size=128, **sizes)
+    """Of any number: their norm is left to the product that reads them. Two layers have no experts."""
+    sizes = {"hidden_size": 256, "head_dim": 32, "num_key_value_heads": 4, "intermediate_size": 256}
+    layers = {"num_hidden_layers": 5, "mlp_only_layers": [0, 1], "moe_intermediate_size": 128}
+    write_family(tmp_path / "plain", "qwen3_moe", vocab_size=128, **sizes, **layers)
     write_fp8(tmp_path / "model", tmp_path / "plain")
     told = _told(LAYERS, json.dumps([str(tmp_path / "model"), []]))
     found, every = ({tuple(each) for each in told[name]} for name in ("found", "every"))
