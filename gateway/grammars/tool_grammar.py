@@ -6,6 +6,7 @@ A pure function of the request.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,11 +23,8 @@ from gateway.parsers.table import ToolFormat
 
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-_MOST_SCHEMAS = (
-    256 << 10
-)  # bytes of all schemas that an answer is held to: many times what a grammar may have
-_MOST_STEPS = 2000  # to find out the types of all; a step may take a tenth of a millisecond
-_LEAST_STEPS = 20  # of one
+_MOST_SCHEMAS = 128 << 10  # bytes of all that an answer is held to: twice what a grammar may have
+_TYPES_S = 0.1  # seconds of a processor to find out the types of all: streams wait meanwhile
 _ANY_TYPES = {"null", "boolean", "number", "string", "array", "object"}
 _SPACE: Format = {"type": "regex", "pattern": r"[ \n]{0,4}"}  # between the reasoning and the answer
 
@@ -118,8 +116,8 @@ def _calls(body: ToolFields, format: ToolFormat, must: bool, mark: Mark) -> Form
     if (size := len(json.dumps(held))) > _MOST_SCHEMAS:
         said = f"the parameters of {body.tools_field} have {size} bytes, and {_MOST_SCHEMAS} is the most"
         raise InvalidRequest(said, param=body.tools_field)
-    steps = _LEAST_STEPS + _MOST_STEPS // len(held)
-    schemas = {title: _of_objects(schema, fields[title], steps) for title, schema in held.items()}
+    until = time.thread_time() + _TYPES_S
+    schemas = {title: _of_objects(schema, fields[title], until) for title, schema in held.items()}
     try:
         grammar = format.grammar(schemas, mark, body.parallel_tool_calls and name is None)
     except InvalidRequest as error:
@@ -163,13 +161,13 @@ def _held(tool: ChatTool, must: bool) -> Mapping[str, Any]:
     return _NO_ARGUMENTS if function.parameters is None else function.parameters
 
 
-def _of_objects(schema: Mapping[str, Any], field: str, steps: int) -> Mapping[str, Any]:
-    """The schema of its objects. The search for other values has a bound of steps.
+def _of_objects(schema: Mapping[str, Any], field: str, until: float) -> Mapping[str, Any]:
+    """The schema of its objects. The search for other values ends at `until` (see `types_of`).
 
     Raises InvalidRequest, which names the field, for a schema that cannot be followed.
     """
     try:
-        types = types_of(schema, steps)
+        types = types_of(schema, until)
         if types is None and ("$ref" in schema or schema.get("type", "object") != "object"):
             refuse("#", "the parameters of a tool must be an object that is easier to tell from other values")
         if types is not None and not types:

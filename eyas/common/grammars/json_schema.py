@@ -9,14 +9,14 @@ is written once.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
-from eyas.common.errors import InvalidRequest
 from eyas.common.grammars.schemas import machines, members, sequences, strings
 from eyas.common.grammars.schemas.basics import ANY, BASICS, constant
 from eyas.common.grammars.schemas.branches import SchemaLiteral, Term, ValueCase
 from eyas.common.grammars.schemas.document import SchemaDocument, refuse
-from eyas.common.grammars.schemas.terms import MAX_STEPS, SchemaTerms, key_of, term_of
+from eyas.common.grammars.schemas.terms import OutOfTime, SchemaTerms, key_of, term_of
 
 MAX_RULES = 20_000
 
@@ -30,18 +30,16 @@ def rules_of(schema: Any, pointer: str = "#") -> str:
     return RuleWriter(terms).of(term)
 
 
-def types_of(schema: Any, most_steps: int = MAX_STEPS) -> set[str] | None:
-    """The types of the values that fit the schema; whole numbers are numbers. None: it takes more steps to
-    find out. Raises InvalidRequest.
+def types_of(schema: Any, until: float = inf) -> set[str] | None:
+    """The types of the values that fit the schema; whole numbers are numbers. `until`: by the thread's clock
+    of its processor; None: it would take longer. Raises InvalidRequest.
     """
     terms, term = _read(schema, "#")
-    terms.most_steps = most_steps
+    terms.until = until
     try:
         return {case.kind for case in terms.cases(term)}
-    except InvalidRequest:
-        if terms.steps > most_steps:
-            return None
-        raise
+    except OutOfTime:
+        return None
 
 
 def _read(schema: Any, pointer: str) -> tuple[SchemaTerms, tuple[SchemaLiteral, ...]]:

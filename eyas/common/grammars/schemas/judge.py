@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from eyas.common.grammars.schemas import numbers, texts
@@ -26,14 +26,18 @@ _NO = _SchemaVerdict(False)
 class SchemaValidator:
     """Judges values by the schemas of a document."""
 
-    def __init__(self, document: SchemaDocument) -> None:
+    def __init__(self, document: SchemaDocument, begins: Callable[[], None] = lambda: None) -> None:
+        """`begins`: called before a value is compared with a schema."""
         self._document = document
+        self._begins = begins
+        self._enums: dict[int, frozenset[Any]] = {}  # by lists of the document, which live as long
 
     def fits(self, node: SchemaNode, value: Any) -> bool:
         """Whether the value fits. Raises InvalidRequest where that cannot be said."""
         return self._verdict(node, value, 0).fits
 
     def _verdict(self, node: SchemaNode, value: Any, depth: int) -> _SchemaVerdict:
+        self._begins()
         schema = node.schema
         if isinstance(schema, bool):
             return _SchemaVerdict(schema)
@@ -64,7 +68,7 @@ class SchemaValidator:
                 return False
         if "const" in schema and same(schema["const"]) != same(value):
             return False
-        if "enum" in schema and same(value) not in map(same, schema["enum"]):
+        if "enum" in schema and same(value) not in self._values_of(node):
             return False
         match kind:
             case "number":
@@ -79,6 +83,13 @@ class SchemaValidator:
                     value
                 )
         return True
+
+    def _values_of(self, node: SchemaNode) -> frozenset[Any]:
+        """The values of its `enum`, as `same` compares them."""
+        values = node.schema["enum"]
+        if id(values) not in self._enums:
+            self._enums[id(values)] = frozenset(map(same, values))
+        return self._enums[id(values)]
 
     def _in_place(self, node: SchemaNode, value: Any, depth: int) -> Iterable[_SchemaVerdict]:
         """The verdicts of schemas on the same value."""

@@ -6,8 +6,10 @@ leaves the alternative out, where others are left: an output then is one of thes
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from functools import partial
+from math import inf
 from typing import Any
 
 from eyas.common.grammars.schemas import texts
@@ -41,6 +43,10 @@ def term_of(literals: Iterator[SchemaLiteral] | list[SchemaLiteral]) -> Term:
     return tuple(distinct.values())
 
 
+class OutOfTime(Exception):
+    """The error of terms that took longer than they may."""
+
+
 class SchemaTerms:
     """The constraints of a document on its values. `finish` raises EmptyCase for a case without values, and
     InvalidRequest for one that no rules can express.
@@ -48,11 +54,12 @@ class SchemaTerms:
 
     def __init__(self, document: SchemaDocument) -> None:
         self.document = document
-        self.judge = SchemaValidator(document)
+        self.until = inf  # of the thread's processor clock; then `OutOfTime` is raised
+        self.judge = SchemaValidator(document, self._look_at_clock)
         self._keywords = KeywordReader(document)
         self._cases: dict[frozenset[tuple[int, bool]], list[ValueCase]] = {}
         self._open: set[frozenset[tuple[int, bool]]] = set()
-        self.steps, self.most_steps = 0, MAX_STEPS
+        self._steps = 0
 
     def cases(self, term: Term) -> list[ValueCase]:
         """The cases of the term's values. Raises InvalidRequest for what cannot be followed."""
@@ -199,9 +206,14 @@ class SchemaTerms:
         return True
 
     def _step(self, case: ValueCase) -> None:
-        self.steps += 1
-        if self.steps > self.most_steps:
+        self._look_at_clock()
+        self._steps += 1
+        if self._steps > MAX_STEPS:
             refuse(self.document.root.pointer, "its schemas have too many cases together")
+
+    def _look_at_clock(self) -> None:
+        if self.until < inf and time.thread_time() > self.until:
+            raise OutOfTime
 
     # --- a whole case ------------------------------------------------------------------------------------
 
