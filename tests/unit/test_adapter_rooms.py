@@ -14,7 +14,7 @@ import torch
 
 from eyas.common.errors import ConfigError
 from eyas.engine.adapters.sites import NUMBERS
-from eyas.engine.checkpoint.host_tensors import REUSED_BYTES, SameRoom, TensorPlace, laid_out
+from eyas.engine.checkpoint.host_tensors import SameRoom, TensorPlace, laid_out
 from eyas.engine.device import adapter_rooms
 from eyas.engine.device.adapter_rooms import PIECE_BYTES, AdapterRooms
 
@@ -23,7 +23,7 @@ STREAM = SimpleNamespace(device=0, synchronize=lambda: None)
 
 
 @pytest.fixture
-def locked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def locked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The bytes of each piece that is locked."""
     sizes: list[int] = []
 
@@ -33,49 +33,58 @@ def locked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(adapter_rooms, "pin_each", pin_each)
     monkeypatch.setattr(adapter_rooms, "unpin", lambda piece: sizes.remove(piece.nbytes))
-    yield sizes
+    return sizes
+
+
+@pytest.fixture
+def rooms(locked: list[int]) -> Iterator[AdapterRooms]:
+    """Nothing is locked or unlocked any more when the stand-ins go."""
+    made = AdapterRooms(STREAM)  # type: ignore[arg-type]
+    yield made
+    made._locking.shutdown()
+    made._next = None
     for thread in threading.enumerate():
         if thread.name == "unlocking":
             thread.join(5)
 
 
-def test_the_next_adapter_of_its_layout_finds_memory_locked(locked: list[int]) -> None:
-    rooms = AdapterRooms(STREAM)  # type: ignore[arg-type]
+def test_the_next_adapter_of_its_layout_finds_memory_locked(locked: list[int], rooms: AdapterRooms) -> None:
     first = rooms(ONE)
-    assert locked == [PIECE_BYTES] * 2 and not first.tensor(NUMBERS).any()
+    assert not first.tensor(NUMBERS).any()
     assert 512 * Path(first.path).stat().st_blocks >= 2 * PIECE_BYTES  # whose pages are there
-    rooms.prepare(ONE)
     ahead = rooms._next
-    assert ahead is not None and ahead.result() is rooms(ONE)
+    assert ahead is not None
+    ahead.result()
     assert locked == [PIECE_BYTES] * 4
+    assert ahead.result() is rooms(ONE) and ahead.result() is not first
 
 
-def test_memory_of_another_layout_is_unlocked(locked: list[int]) -> None:
+def test_memory_of_another_layout_is_unlocked(locked: list[int], rooms: AdapterRooms) -> None:
     """As that of an adapter that nobody has any more."""
-    rooms = AdapterRooms(STREAM)  # type: ignore[arg-type]
-    rooms.prepare(ONE)
+    first, other = rooms(ONE), rooms(OTHER)
     assert rooms._next is not None
     rooms._next.result()
-    other = rooms(OTHER)
-    _wait_for(lambda: locked == [80])
-    assert other.places == OTHER
-    del other
-    _wait_for(lambda: locked == [])
+    _wait_for(lambda: locked.count(PIECE_BYTES) == 2)
+    assert other.places == OTHER and locked.count(80) == 2
+    del first
+    _wait_for(lambda: locked == [80, 80])
 
 
 def test_memory_that_could_not_be_made_ahead_is_made_when_it_is_needed(
-    locked: list[int], monkeypatch: pytest.MonkeyPatch
+    rooms: AdapterRooms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rooms = AdapterRooms(STREAM)  # type: ignore[arg-type]
     with monkeypatch.context() as refusing:
         refusing.setattr(adapter_rooms, "pin_each", _refuse)
-        rooms.prepare(OTHER)
-        assert rooms._next is not None
+        with pytest.raises(ConfigError, match="cannot page-lock"):
+            rooms(OTHER)
+        rooms._next = rooms._locking.submit(rooms._locked, OTHER)
         assert isinstance(rooms._next.exception(), ConfigError)
     assert rooms(OTHER).places == OTHER
-    too_large = {NUMBERS: TensorPlace("BF16", (REUSED_BYTES,), 0)}
-    rooms.prepare(too_large)
-    assert rooms._next is None
+
+
+def test_no_memory_waits_for_large_adapters(rooms: AdapterRooms, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_rooms, "REUSED_BYTES", 79)
+    assert rooms(OTHER).places == OTHER and rooms._next is None
 
 
 def test_memory_of_last_time_is_given_again_for_the_same_places_alone() -> None:

@@ -33,18 +33,19 @@ class AdapterRooms:
         self._next: Future[HostTensors] | None = None
 
     def __call__(self, places: dict[str, TensorPlace]) -> HostTensors:
-        """Zeros, whose `NUMBERS` are locked as long as this object is there. Raises ConfigError if the host
-        has no room for them, or the driver cannot lock them.
+        """Zeros, whose `NUMBERS` are locked as long as this object is there. Begins to lock the same for the
+        next adapter, unless it is too large to wait.
+
+        Raises ConfigError if the host has no room for them, or the driver cannot lock them.
         """
         made, self._next = self._next, None
         if made is not None and made.exception() is None and made.result().places == places:
-            return made.result()
-        return self._locked(places)
-
-    def prepare(self, places: dict[str, TensorPlace]) -> None:
-        """Begins to lock memory for the next adapter, if it has these places and is not too large to wait."""
+            room = made.result()
+        else:
+            room = self._locked(places)
         if max(place.start + place.nbytes for place in places.values()) <= REUSED_BYTES:
             self._next = self._locking.submit(self._locked, places)
+        return room
 
     def _locked(self, places: dict[str, TensorPlace]) -> HostTensors:
         room = HostTensors(places)

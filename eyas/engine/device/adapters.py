@@ -62,9 +62,7 @@ class DeviceAdapters:
             torch.set_num_threads(1)
             return self._sites.packed(self._reader.read(folder, self._sites.check), folder)
         with torch.cuda.stream(self._stream):  # what the gains are copied by waits for no step
-            packed = self._process.read(folder, self._rooms)
-        self._rooms.prepare(packed.memory.places)
-        return packed
+            return self._process.read(folder, self._rooms)
 
     def forget(self, adapter: PackedAdapter) -> None:
         """Does nothing: whoever has it drops it."""
