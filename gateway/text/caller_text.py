@@ -17,6 +17,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from tokenizers import Tokenizer as HFTokenizer
@@ -24,6 +25,8 @@ from tokenizers import Tokenizer as HFTokenizer
 from gateway.text.templates import TemplateCuts
 
 Value = TypeVar("Value")
+_SHORT = 64  # characters: as many have the words of tools' schemas, which come with each request of an agent
+_MOST_SHORT = 1 << 14  # of such texts it is remembered whether they need signs
 _SIGNS = range(0xE100, 0xF8FF)  # private use: no tokenizer's control tokens have one
 
 
@@ -48,6 +51,7 @@ class CallerText:
         begins = {name[0] for name in self._names} | {name[0] for name in names}
         self._begins = re.compile("|".join(map(re.escape, sorted(begins))) or r"(?!)", self._case)
         self._spared = re.compile("|".join(self._spared_words()) or r"(?!)")
+        self._needs_short = lru_cache(_MOST_SHORT)(self._needs_signs)
         self._always = hf.normalizer is not None and any(token.normalized for token in tokens)
 
     def signed(self, chat: Value) -> tuple[Value, str]:
@@ -72,12 +76,22 @@ class CallerText:
         renamed = self._any.sub(lambda match: self._private.names[match[0]], prompt)  # type: ignore[union-attr]
         return self._private.encode(unsigned(renamed, sign))
 
-    def _needs(self, value: Any) -> bool:
-        if isinstance(value, str):
-            return bool(self._written.search(value)) or bool(self._places(value))
-        if isinstance(value, Mapping):
-            return any(self._needs(name) or self._needs(item) for name, item in value.items())
-        return isinstance(value, Sequence) and any(map(self._needs, value))
+    def _needs(self, chat: Any) -> bool:
+        todo = [chat]
+        while todo:
+            value = todo.pop()
+            if isinstance(value, str):
+                if self._needs_short(value) if len(value) <= _SHORT else self._needs_signs(value):
+                    return True
+            elif isinstance(value, Mapping):
+                todo += value
+                todo += value.values()
+            elif isinstance(value, Sequence):
+                todo += value
+        return False
+
+    def _needs_signs(self, text: str) -> bool:
+        return bool(self._written.search(text)) or bool(self._places(text))
 
     def _with_signs(self, value: Any, sign: str) -> Any:
         if isinstance(value, str):

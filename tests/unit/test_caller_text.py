@@ -152,3 +152,22 @@ def test_signs_are_characters_that_a_chat_does_not_have() -> None:
     assert sign == "\ue102" and signed != chat
     assert unsigned(signed[0], sign) == chat[0]
     assert texts.signed(["plain", {"role": "user"}]) == (["plain", {"role": "user"}], "")
+
+
+def test_short_texts_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent's requests bring the same schemas each time: thousands of short words."""
+    looks: list[str] = []
+    places = CallerText._places
+
+    def count(texts: CallerText, text: str) -> set[int]:
+        looks.append(text)
+        return places(texts, text)
+
+    monkeypatch.setattr(CallerText, "_places", count)
+    texts = CallerText(HFTokenizer.from_file(str(NANO / "tokenizer.json")), TemplateCuts())
+    tools = [{"name": f"f{i}", "parameters": {"type": "object", "long": "y" * 100}} for i in range(50)]
+    for _ in range(2):
+        assert texts.signed(tools)[1] == ""
+    assert len(looks) == 2 * 50 + 50 + len(("name", "parameters", "type", "object", "long"))
+    assert texts.signed([*tools, {"type": "x<|im_"}])[1] != ""
+    assert texts.signed([*tools, {"type": "x<|im_"}])[1] != "", "an answer that is remembered is the same"
