@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,9 +87,13 @@ ROUNDS = {
     "exact, chain": {"speculation": SpeculationConfig(3, 1, 4), "deterministic": True},
     "no graphs": {"cuda_graph_max_bs": 0},
     "two ranks": {"draft": None, "tensor_parallel_size": 2},
+    "heads of 128": {"draft": None, "max_loras": 2, "mixed_tokens": 0, "cuda_graph_bs": (1, 8)},
 }
 SHARED = ModelShape(256, 512, 4, heads=4, kv_heads=2, head_dim=64, vocab=4096, context=4096)
 """Two GPUs can share it; the embedded model's MLP has no halves for their kernels."""
+LARGE_HEADS = replace(SHARED, hidden=512, head_dim=128)
+"""Few rows of prompts are attended to by a kernel of their own, as of most large models."""
+WRITTEN = {"two ranks": SHARED, "heads of 128": LARGE_HEADS}
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
@@ -98,8 +103,8 @@ def test_an_engine_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TRITON_CACHE_DIR", "")
     asked = {"worker": "gpu", "num_pages": 2048, "max_running": 48, "prefill_attention_backend": "triton"}
     asked |= ROUNDS[rounds]
-    if rounds == "two ranks":
-        write_model(SHARED, tmp_path / "model")
+    if rounds in WRITTEN:
+        write_model(WRITTEN[rounds], tmp_path / "model")
         asked |= {"model": str(tmp_path / "model"), "load_format": "dummy"}
     if asked.get("tensor_parallel_size", 1) > torch.cuda.device_count():
         pytest.skip("PyTorch sees one GPU here")
