@@ -35,7 +35,7 @@ from tests.gpu.time_depths import OTHER, config_of
 from tests.unit.pacing_world import MIXES, mixed
 
 BATCHES = (1, 8, 32, 128, 256)
-LESSONS, TURNS = {"cuda": 5, "cpu": 1}, {"cuda": 2, "cpu": 1}
+LESSONS, TURNS = {"cuda": 5, "cpu": 1}, {"cuda": 4, "cpu": 1}
 BRIEF = {"cuda": Moment(8, 48, 0.12, 0.3), "cpu": Moment(1, 24, 0.0, 60.0)}
 """In which a depth is timed to be known."""
 
@@ -53,9 +53,11 @@ class MixedTraffic:
     """One engine under batches of every mix. `device`: how long moments are."""
 
     def __init__(self, cluster: Clocked, device: str) -> None:
-        runner = cluster.workers["unified"].engine._parts.runner
+        engine = cluster.workers["unified"].engine
+        runner = engine._parts.runner
         assert isinstance(runner, DeviceRunner) and runner._depths is not None
         self._cluster, self._device, self._depths = cluster, device, runner._depths
+        self._loop, self._pacing = engine._loop, engine._loop.pacing
         self._rates = runner._executor.state.synthetic
         self._count = 0
 
@@ -89,8 +91,11 @@ class MixedTraffic:
         return adapted, fixed
 
     def _watch(self, batch: int, depth: int | None, chances: tuple[float, ...], moment: Moment) -> Seen:
-        """A batch in which a draft has such a chance. `depth`: fixed; None: it adapts."""
+        """A batch in which a draft has such a chance. `depth`: fixed, of which the policy learns nothing;
+        None: it adapts.
+        """
         self._depths.fixed = depth
+        self._loop.pacing = self._pacing if depth is None else None
         assert self._rates is not None
         with torch.inference_mode():
             self._rates.copy_(torch.tensor(chances))

@@ -8,6 +8,7 @@ steps that overlap. It knows the policy alone: no device, no tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -33,6 +34,13 @@ ROUND_MS = {
     256: (8.52, 15.1, 29.5, 43.5, 55.5),
 }
 """Of rounds at each of DEPTHS, by sequences."""
+
+
+class Rider(SimpleNamespace):
+    """A sequence without a text."""
+
+    def __len__(self) -> int:
+        return 0
 
 
 def round_ms(batch: int, steps: int) -> float:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from pacing_world import SPEC, round_ms, started
+from pacing_world import SPEC, Rider, round_ms, started
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.types import RequestDraftLimits
@@ -25,8 +25,7 @@ class World:
     def __init__(self, batch: int, text: tuple[float, float], limit: int = 0) -> None:
         request = SimpleNamespace(speculative=True, draft_limits=RequestDraftLimits(steps=limit))
         self.seqs = [
-            SimpleNamespace(slot=i, occupancy=i, generation=SimpleNamespace(request=request))
-            for i in range(batch)
+            Rider(slot=i, occupancy=i, generation=SimpleNamespace(request=request)) for i in range(batch)
         ]
         self.found, self.right = text
         self.random = np.random.default_rng(3)

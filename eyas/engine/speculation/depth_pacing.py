@@ -46,7 +46,8 @@ class DepthPacing:
             return
         both = zip(sequences, followed, strict=True)
         rows = [(seq.slot, seq.occupancy, self._limit(seq) if drafted else 0) for seq, drafted in both]
-        self.depths.choose(DecodingBatch(*_columns(rows)))
+        slots, occupancies, limits = _columns(rows)
+        self.depths.choose(DecodingBatch(slots, occupancies, limits, sum(map(len, sequences))))
 
     def _limit(self, seq: Sequence) -> int:
         most, own = self.depths.spec.steps, seq.generation.request.draft_limits.deepest
