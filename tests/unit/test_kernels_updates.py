@@ -76,7 +76,7 @@ def _added(site: Site, x: torch.Tensor, slots: list[int], *, exact: bool = False
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(("m", "parts", "rows"), [(1, 3, 32), (9, 1, 48), (140, 2, 32)])
+@pytest.mark.parametrize(("m", "parts", "rows"), [(1, 3, 32), (9, 1, 48), (140, 2, 32), (140, 1, 24)])
 def test_rows_get_what_their_own_adapter_adds(dtype: torch.dtype, m: int, parts: int, rows: int) -> None:
     site, x = Site(dtype, parts, rows), torch.randn(m, K).to(dtype).to(DEVICE)
     slots = [2] if m == 1 else _slots(m)

@@ -18,13 +18,13 @@ import triton.language as tl
 from eyas.engine.kernels.experts.group import group
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
-from eyas.engine.kernels.products.updates import GRAIN, SiteNumbers
+from eyas.engine.kernels.products.updates import GRAIN, RowUpdates, SiteNumbers, shrunk
 
 BLOCK = 64
 """Rows of a block."""
 _CHUNK, _DEPTH = 1024, 128  # columns of k of a program, and of those that it multiplies at a time
 _COLUMNS = 128  # of n, of a program that adds
-_PROGRAMS = 500  # enough to be worth no more for blocks that there may be: each costs 3 ns, without work too
+_PROGRAMS = 500  # for all blocks that there may be at most: one costs 3 ns, without work too
 _WARPS, _STAGES = 4, 3
 _ADD_WARPS, _ADD_STAGES = 4, 1
 
@@ -35,15 +35,15 @@ class AdapterBlocks:
     In the order of their adapters they are cut into blocks: `BlockCuts`.
     """
 
-    signs = None
-
     def __init__(self, slots: torch.Tensor) -> None:
         """`slots` int32 [m]: of the adapter of each row, 0: none."""
         self._slots = slots
         self._cuts: dict[int, BlockCuts] = {}
 
-    def updates(self, x: torch.Tensor, site: SiteNumbers) -> BlockUpdates:
+    def updates(self, x: torch.Tensor, site: SiteNumbers) -> BlockUpdates | RowUpdates:
         """What adapters add to the product of the rows x [m, k], contiguous."""
+        if site.part_of.shape[0] % GRAIN.value:  # no tile of its columns is wide enough for the matrix unit
+            return shrunk(x, self._slots, site)
         slots = site.places.shape[0]
         if slots not in self._cuts:
             grouped = group(self._slots[:, None], slots, BLOCK)
