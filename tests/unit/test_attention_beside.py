@@ -17,7 +17,7 @@ from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import PoolShape
 
 
-@pytest.mark.parametrize(("chunk", "late"), [(MAX_ROWS - 2, False), (MAX_ROWS - 1, True)])
+@pytest.mark.parametrize(("chunk", "late"), [(MAX_ROWS - 3, False), (MAX_ROWS - 2, True)])
 @pytest.mark.parametrize(
     ("kind", "module", "names"),
     [

@@ -14,10 +14,10 @@ from eyas.engine.kernels.products.skinny import MAX_ROWS
 
 
 def apart(count: int) -> bool:
-    """Whether rounds attend beside chunks in a step of `count` rows: not in those of few, whose products are
-    launched one into the other.
+    """Whether rounds attend beside chunks in a step of `count` rows: not in those of fewer than the tallest
+    product of few rows has, whose chunks are too small.
     """
-    return bool(count > MAX_ROWS)
+    return bool(count >= MAX_ROWS)
 
 
 class RoundsStream:
