@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.ipc.mailbox import DraftMailbox, MailLayout
-from eyas.engine.ipc.row_ring import tag
+from eyas.engine.ipc.row_ring import row_tag
 from eyas.engine.kernels.drafts.rounds import RoundBatch
 from eyas.engine.kernels.exchange import mail_rounds
-from eyas.engine.kernels.exchange.mail_rounds import WRONG, HeardRows, MailWait
+from eyas.engine.kernels.exchange.mail_rounds import WRONG, HeardRows, MailWait, TakenFeatures
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -29,6 +29,7 @@ class Rig:
 
     looks: int = 2
     lengths: list[int] = field(default_factory=lambda: [5, 9, 30])
+    rows: torch.Tensor = field(default_factory=lambda: torch.zeros(0))  # of rings, where they have memory
 
     def __post_init__(self) -> None:
         self.place = MailLayout(KEPT, NODES)
@@ -70,7 +71,7 @@ def check_lane(rig: Rig, lane: int, slot: int, before: int, expected: list[int])
     assert int(heard.last[lane]) == (lane * FEW + count - 1 if count else 0)
     addresses = [int(rig.tables.ring[slot]) + p % KEPT * ROW_BYTES for p in positions]
     assert heard.rings[0, own].tolist() == addresses + rest
-    assert heard.rings[1, own].tolist()[:count] == [tag(11 + slot, p) for p in positions]
+    assert heard.rings[1, own].tolist()[:count] == [row_tag(11 + slot, p, before) for p in positions]
     assert int(rig.tables.length[slot]) == before + count
     if count:
         assert int(rig.tables.root[slot]) == expected[-1]
@@ -94,14 +95,18 @@ def test_a_device_hears_what_a_host_does(rounds: list[list[int]]) -> None:
         assert int(rig.tables.length[PLACES]) == 0
 
 
-def test_two_rounds_are_heard_at_once_and_half_of_one_is_not() -> None:
+def test_rounds_are_heard_one_by_one_and_half_of_one_is_not() -> None:
+    """Rows of different rounds have their features by different tags."""
     rig = Rig()
     rig.post(0, 5, [1, 2])
     rig.post(0, 7, [3])
     rig.box.post(1, 12, 9, [4, 5], np.zeros((2, 0), np.float32))
     rig.box.words[1, 10 % KEPT] = 0
     rig.hear()
-    check_lane(rig, 2, 0, 5, [1, 2, 3])
+    check_lane(rig, 2, 0, 5, [1, 2])
+    check_lane(rig, 3, 1, 9, [])
+    rig.hear()
+    check_lane(rig, 2, 0, 7, [3])
     check_lane(rig, 3, 1, 9, [])
 
 
@@ -116,20 +121,91 @@ def test_a_token_that_is_none_is_reported_and_changes_nothing() -> None:
     check_lane(rig, 3, 1, 9, [VOCAB - 1])
 
 
+def feature(rig: Rig, slot: int, base: int, generation: int = 11) -> None:
+    """The first word of the first row of a round is there."""
+    at = base % KEPT * ROW_BYTES // 8
+    rig.rows[slot, at] = row_tag(generation + slot, base, base) << 32 | 77
+
+
+@pytest.fixture
+def ringed() -> Rig:
+    """Its rings have memory."""
+    rig = Rig()
+    rig.rows = torch.zeros(PLACES, KEPT * ROW_BYTES // 8, dtype=torch.int64)
+    for slot in range(PLACES):
+        rig.tables.ring[slot] = rig.rows[slot].data_ptr()
+    return rig
+
+
+def watched(rig: Rig) -> HeardRows:
+    coming, before = HeardRows.empty(4, FEW, "cpu"), rig.tables.memory.clone()
+    wait = MailWait(rig.place, ROW_BYTES, VOCAB, rig.looks, rig.stop)
+    mail_rounds.watch(RoundBatch(rig.tables, rig.slots, PAGE), wait, coming)
+    assert torch.equal(rig.tables.memory, before), "nothing is certain yet"
+    return coming
+
+
+def test_rows_are_seen_coming_before_it_is_known_which_are_certain(ringed: Rig) -> None:
+    """Those of slot 0, whose lane is the third; slot 1 has some of the round before, slot 2 another's."""
+    feature(ringed, 0, 5)
+    feature(ringed, 1, 8)
+    feature(ringed, 2, 30, generation=10)
+    coming = watched(ringed)
+    assert coming.slots.tolist() == [PLACES, PLACES, 0, PLACES]
+    own, pages = slice(2 * FEW, 3 * FEW), ringed.tables.pages[0].tolist()
+    positions = list(range(5, 5 + FEW))
+    assert coming.rows.positions[own].tolist() == positions and int(coming.rows.starts[2]) == 5
+    assert coming.rows.kv_rows[own].tolist() == [pages[p // PAGE] * PAGE + p % PAGE for p in positions]
+    assert coming.rows.kv_rows.ge(0).sum() == FEW
+    address = ringed.rows[0].data_ptr()
+    assert coming.rings[0, own].tolist() == [address + p % KEPT * ROW_BYTES for p in positions]
+    assert coming.rings[1, own].tolist() == [row_tag(11, p, 5) for p in positions]
+    assert coming.rings[0].ne(0).sum() == FEW
+
+
+def test_a_watch_ends_after_its_looks_or_when_the_host_says_so(
+    ringed: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ringed.looks, looks = 20, Looks(monkeypatch)
+    watched(ringed)
+    assert looks.count == 20
+    looks.count, looks.at, looks.then = 0, 5, lambda: ringed.stop.fill_(1)
+    watched(ringed)
+    assert looks.count == 5
+    for slot, base in ((0, 5), (1, 9), (2, 30)):
+        feature(ringed, slot, base)
+    looks.count = 0
+    watched(ringed)
+    assert looks.count == 1
+
+
+def test_a_certain_row_whose_feature_was_not_there_is_lost() -> None:
+    """One that was refused does not matter."""
+    rig = Rig()
+    rig.post(0, 5, [1, 2])
+    rig.post(1, 9, [3])
+    missing, lost = torch.zeros(4 * FEW, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    missing[[2 * FEW + 1, 3 * FEW + 1]] = 1
+    wait = MailWait(rig.place, ROW_BYTES, VOCAB, rig.looks, rig.stop)
+    taken = TakenFeatures(missing, lost)
+    mail_rounds.hear(RoundBatch(rig.tables, rig.slots, PAGE), wait, rig.heard, taken)
+    assert lost.tolist() == [0, 0, 1, 0] and rig.heard.counts.tolist() == [0, 0, 2, 1]
+
+
 class Looks:
     """Counts loads of the word `stop`; behind so many, `then` happens."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int = -1, then=lambda: None) -> None:
         from triton.runtime import interpreter
 
-        self.count = 0
+        self.count, self.at, self.then = 0, at, then
         load = interpreter.InterpreterBuilder.create_masked_load
 
         def counting(builder, ptrs, *rest):
             if rest[-1] and ptrs.data.size == 1:
                 self.count += 1
-                if self.count == at:
-                    then()
+                if self.count == self.at:
+                    self.then()
             return load(builder, ptrs, *rest)
 
         monkeypatch.setattr(interpreter.InterpreterBuilder, "create_masked_load", counting)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.ipc import row_ring as layout
-from eyas.engine.ipc.row_ring import RowRing, ring_rows, tag
+from eyas.engine.ipc.row_ring import RowRing, ring_rows, row_tag, tag
 from eyas.engine.kernels.exchange import row_ring
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -41,29 +41,29 @@ class Rig:
         self.windows = torch.full((self.places + 1, WINDOW, WIDTH), -1.0, dtype=self.dtype)
         self.stays = self.windows.clone()  # what the rule says that they hold
         self._rows = 0
+        self.bases: dict[Key, int] = {}
 
     def address(self, place: int, position: int = 0) -> int:
         return self.memory.data_ptr() + self.ring.at(place, position)
 
-    def put(
-        self, sequences: list[tuple[int, int, int]], *, singles: bool = False, ringed: bool = True
-    ) -> None:
+    def put(self, sequences: list[tuple[int, int, int]], *, early: bool = False, ringed: bool = True) -> None:
         """(place, generation, certain rows) of each; a place of -1: it is padding. Not `ringed`: they stay
-        here alone.
+        here alone. `early`: all rows are written before it is known how many are certain.
         """
-        path = 1 if singles else PATH
+        path = PATH
         features = torch.arange(self._rows, self._rows + len(sequences) * path * WIDTH, dtype=torch.float32)
         self._rows += features.numel()
         features = features.view(-1, WIDTH).to(self.dtype)
         self.tables.ring.zero_()
         counts = []
         for i, (place, generation, count) in enumerate(sequences):
-            self.tables.length[place] += count
-            start = int(self.tables.length[place]) - count
-            for j in range(count if place >= 0 else 0):
+            start = int(self.tables.length[place])
+            self.tables.length[place] += 0 if early else count
+            for j in range((path if early else count) if place >= 0 else 0):
                 self.stays[place, (start + j) % WINDOW] = features[i * path + j]
                 if ringed:
                     self._hold(place, generation, start + j, features[i * path + j])
+                    self.bases[generation, start + j] = start
             if place >= 0 and ringed:
                 self.tables.ring[place] = self.address(place)
                 self.tables.ring_generation[place] = generation
@@ -72,9 +72,11 @@ class Rig:
             torch.tensor([place for place, _, _ in sequences], dtype=torch.int32) % (self.places + 1),
             self.kept,
             self.windows,
-            None if singles else torch.tensor(counts, dtype=torch.int32),
+            None if early else torch.tensor(counts, dtype=torch.int32),
         )
         row_ring.put(self.tables, written, features)
+        for place, _, count in sequences:
+            self.tables.length[place] += count if early else 0
         assert torch.equal(self.windows, self.stays)
 
     def _hold(self, place: int, generation: int, position: int, row: torch.Tensor) -> None:
@@ -88,9 +90,13 @@ class Rig:
             del self.holds[key]
         self.holds[generation, position] = place, row
 
+    def tag(self, key: Key) -> int:
+        """Of the last row with this key, if there was one."""
+        return row_tag(*key, self.bases.get(key, key[1]))
+
     def take(self, wanted: list[tuple[int, Key]]) -> tuple[torch.Tensor, list[int]]:
         """(place, what is expected there) of each: its row; and which are lost, each an owner of its own."""
-        rows = [(self.address(place, key[1]), tag(*key)) for place, key in wanted]
+        rows = [(self.address(place, key[1]), self.tag(key)) for place, key in wanted]
         features = torch.full((len(wanted), WIDTH), 5.0, dtype=self.dtype)
         lost = torch.zeros(len(wanted), dtype=torch.int32)
         row_ring.take(torch.tensor(rows).T.contiguous(), torch.arange(len(wanted)), features, lost)
@@ -173,11 +179,20 @@ def test_padding_and_sequences_without_a_ring_write_nothing_there() -> None:
     assert written == [False, True, False]
 
 
-def test_a_single_row_per_sequence_needs_no_counts() -> None:
+def test_rows_that_left_before_their_verdict_are_those_of_their_round() -> None:
+    """What was refused stands at positions that the next round writes again, for who looks for either."""
     rig = Rig()
-    rig.put([(0, 1, 1), (2, 3, 1)], singles=True)
-    rig.put([(2, 3, 1)], singles=True)
-    rig.check([(0, (1, 0)), (2, (3, 0)), (2, (3, 1)), (1, (1, 0))])
+    rig.put([(0, 1, 1), (2, 3, 2)], early=True)
+    refused = [(0, (1, 1)), (0, (1, 2)), (2, (3, 2))]
+    rig.check([(0, (1, 0)), (2, (3, 0)), (2, (3, 1)), *refused])
+    stale = torch.tensor([[rig.address(0, 1)], [row_tag(1, 1, 0)]])
+    features, lost = torch.zeros(1, WIDTH), torch.zeros(1, dtype=torch.int32)
+    row_ring.take(stale, torch.zeros(1, dtype=torch.int64), features, lost)
+    assert lost.tolist() == [0]
+    rig.put([(0, 1, 3)], early=True)
+    rig.check([(0, (1, 1)), (0, (1, 2)), (0, (1, 3))])
+    row_ring.take(stale, torch.zeros(1, dtype=torch.int64), features, lost)
+    assert lost.tolist() == [1], "a row of the round before has another tag"
 
 
 @pytest.mark.parametrize("word", range(WIDTH))
@@ -187,7 +202,7 @@ def test_a_row_of_which_any_word_is_missing_is_lost(word: int) -> None:
     rig.put([(0, 1, 3)])
     rig.put([(0, 1, 2)])
     at = rig.ring.at(0, 4) // 8 + word
-    rig.memory[at] = (tag(1, 0) << 32) | 3
+    rig.memory[at] = (row_tag(1, 0, 0) << 32) | 3
     features, lost = rig.take([(0, (1, 4)), (0, (1, 3))])
     assert lost == [1, 0]
     assert torch.equal(features[0] == 0.0, torch.arange(WIDTH) == word), (
@@ -219,7 +234,7 @@ def test_a_sequence_that_lost_one_of_its_rows_has_lost() -> None:
     rig = Rig()
     rig.put([(0, 1, 2), (1, 2, 2)])
     keys = [(0, (1, 0)), (0, (1, 5)), (1, (2, 0)), (1, (2, 1))]
-    rows = torch.tensor([(rig.address(place, key[1]), tag(*key)) for place, key in keys]).T.contiguous()
+    rows = torch.tensor([(rig.address(place, key[1]), rig.tag(key)) for place, key in keys]).T.contiguous()
     lost = torch.zeros(2, dtype=torch.int32)
     row_ring.take(rows, torch.tensor([0, 0, 1, 1]), torch.zeros(4, WIDTH), lost)
     assert lost.tolist() == [1, 0]
@@ -237,6 +252,10 @@ def test_what_can_lie_in_a_rows_stead_has_another_tag(
     assert tag(generation, position) != tag(generation, position + laps * 32)
     assert tag(generation, position) != tag(generation + later, position)
     assert tag(generation, position) != tag(generation + later, position + laps)
+    ours = row_tag(generation, position, position)
+    assert ours != row_tag(generation, position, position + later)
+    assert ours != row_tag(generation, position + laps * 32, position + later)
+    assert ours != row_tag(generation + later, position + laps, position + laps)
 
 
 def test_no_two_rows_share_a_byte() -> None:

@@ -13,7 +13,7 @@ from test_draft_engine import PEER, WIDTH, Drive, _commit, _open
 from eyas.common.config import MOST_STEPS
 from eyas.engine.ipc.mailbox import NEWEST, DraftMailbox, MailLayout
 from eyas.engine.ipc.messages import DraftChannel, DraftClose, DraftClosed, DraftProposal
-from eyas.engine.ipc.row_ring import LocalGpu, RowMemory, tag
+from eyas.engine.ipc.row_ring import LocalGpu, RowMemory, row_tag, tag
 from eyas.engine.speculation.draft_worker import draft_engine
 
 PLACES, KEPT = 3, 8
@@ -85,7 +85,7 @@ def test_a_round_becomes_a_commit_and_its_drafts_are_left_there() -> None:
     assert not drive.hear()
     new = drive.seen[-1]
     assert new.tokens == [11, 12]
-    assert new.ringed == [(drive.memory.address(2, p), tag(1, p)) for p in (4, 5)]
+    assert new.ringed == [(drive.memory.address(2, p), row_tag(1, p, 4)) for p in (4, 5)]
     assert drive.left(2) == (tag(1, 6) & 0xFFFFFFFF, [12, 13])
     count = len(drive.seen)
     assert not drive.hear() and len(drive.seen) == count, "a round is heard once"

@@ -7,7 +7,7 @@ from fake_gpu import FakeDriver
 from test_draft_engine import PEER, WIDTH, Drive, _commit, _open
 
 from eyas.engine.ipc.messages import DraftChannel
-from eyas.engine.ipc.row_ring import LocalGpu, RowMemory, tag
+from eyas.engine.ipc.row_ring import LocalGpu, RowMemory, row_tag
 from eyas.engine.speculation.draft_worker.draft_runner import ProposedTree
 
 OFFER = DraftChannel({}, WIDTH, 6, 3, 8, gpu=b"gpu-a", dtype="float32")
@@ -37,7 +37,7 @@ def test_features_are_found_by_place_generation_and_position() -> None:
     assert [p.base_len for p in proposals] == [6] and not closed
     new = drive.seen[-1]
     assert new.tokens == [11, 12] and not new.features.shape[0]
-    assert new.ringed == [(drive.memory.address(2, p), tag(1, p)) for p in (4, 5)]
+    assert new.ringed == [(drive.memory.address(2, p), row_tag(1, p, 4)) for p in (4, 5)]
 
 
 def test_what_came_by_the_host_comes_first() -> None:

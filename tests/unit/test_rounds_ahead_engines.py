@@ -9,8 +9,9 @@ from __future__ import annotations
 import ctypes
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from eyas.common.config import EngineConfig
 from eyas.engine.batch.tables import SlotTables
 from eyas.engine.ipc import lending
 from eyas.engine.ipc.mailbox import MailLayout
-from eyas.engine.ipc.row_ring import RowMemory, tag
+from eyas.engine.ipc.row_ring import RowMemory, row_tag, tag
 from eyas.engine.kernels.drafts.rounds import RoundBatch
 from eyas.engine.kernels.exchange import mail_rounds, mailbox
 from eyas.engine.kernels.exchange.mail_rounds import HeardRows, MailWait
@@ -39,6 +40,7 @@ from tests.unit.test_device_mailbox import (
     rounds,
     served,
 )
+from tests.unit.tiny_dflash import write_tiny_dflash
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -51,27 +53,66 @@ class PatientDrafter:
     """`hear`, once there is a round, or none has come for a while. `came`: how many came, each time."""
 
     came: list[int] = field(default_factory=list)
-    _hear: Callable[[RoundBatch, MailWait, HeardRows], None] = mail_rounds.hear
+    _hear: Callable[..., None] = mail_rounds.hear
 
-    def __call__(self, batch: RoundBatch, wait: MailWait, heard: HeardRows) -> None:
+    def __call__(self, batch: RoundBatch, wait: MailWait, heard: HeardRows, *taken: Any) -> None:
         deadline = time.monotonic() + COMES_S
         while not int(wait.stop[0]) and time.monotonic() < deadline and not self._any(batch, wait.place):
             time.sleep(0.002)
         time.sleep(0.05)  # for the others of the same step
-        self._hear(batch, wait, heard)
+        self._hear(batch, wait, heard, *taken)
         self.came.append(int((heard.counts > 0).sum()))
 
     @staticmethod
     def _any(batch: RoundBatch, place: MailLayout) -> bool:
-        tables = batch.tables
-        for slot in batch.slots.tolist():
-            address, length = int(tables.mailbox[slot]), int(tables.length[slot])
-            if slot == tables.padding_slot or not address:
-                continue
-            word = ctypes.c_uint64.from_address(address + 8 * (length % place.rows)).value
-            if word >> 32 == tag(int(tables.ring_generation[slot]), length) & 0xFFFFFFFF:
+        for slot, generation, length in _mailed(batch):
+            address = int(batch.tables.mailbox[slot]) + 8 * (length % place.rows)
+            if _tag_at(address) == tag(generation, length) & 0xFFFFFFFF:
                 return True
         return False
+
+
+@dataclass
+class PatientWatcher:
+    """`watch`, likewise. `came`: of how many sequences rows came before their verdict, each time."""
+
+    came: list[int] = field(default_factory=list)
+    _watch: Callable[[RoundBatch, MailWait, HeardRows], None] = mail_rounds.watch
+
+    def __call__(self, batch: RoundBatch, wait: MailWait, coming: HeardRows) -> None:
+        deadline = time.monotonic() + COMES_S
+        while not int(wait.stop[0]) and time.monotonic() < deadline and not self._any(batch, wait):
+            time.sleep(0.002)
+        time.sleep(0.05)
+        self._watch(batch, wait, coming)
+        self.came.append(int((coming.slots != batch.tables.padding_slot).sum()))
+
+    @staticmethod
+    def _any(batch: RoundBatch, wait: MailWait) -> bool:
+        for slot, generation, length in _mailed(batch):
+            address = int(batch.tables.ring[slot]) + length % wait.place.rows * wait.row_bytes
+            if _tag_at(address) == row_tag(generation, length, length) & 0xFFFFFFFF:
+                return True
+        return False
+
+
+def _mailed(batch: RoundBatch) -> Iterator[tuple[int, int, int]]:
+    """Slot, generation and length of each sequence with a mailbox."""
+    tables = batch.tables
+    for slot in batch.slots.tolist():
+        if slot != tables.padding_slot and int(tables.mailbox[slot]):
+            yield slot, int(tables.ring_generation[slot]), int(tables.length[slot])
+
+
+def _tag_at(address: int) -> int:
+    return ctypes.c_uint64.from_address(address).value >> 32
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> PatientWatcher:
+    patient = PatientWatcher()
+    monkeypatch.setattr(mail_rounds, "watch", patient)
+    return patient
 
 
 @pytest.fixture
@@ -105,6 +146,22 @@ def test_drafts_are_those_that_hosts_hand_over(config: EngineConfig, heard: Pati
     both = ours.keys() & plain.keys()
     assert len(both) > 2 and {at: ours[at] for at in both} == {at: plain[at] for at in both}
     assert (0, 1) in ours, "the round behind the prompt waited for its drafts"
+
+
+def test_a_block_is_drafted_behind_a_context_that_came_before_its_verdict(
+    config: EngineConfig, heard: PatientDrafter, watched: PatientWatcher, tmp_path: Path
+) -> None:
+    """Its drafts are those of a host that knows which rows are certain."""
+    head = write_tiny_dflash(tmp_path / "head", Path(config.model), layers=1, reads=(0, 2))
+    chosen = replace(config, draft=str(head), speculation=CHAIN)
+    expected, _, _ = served(replace(chosen, transfer="shm"), asked(14))
+    found, sent, cluster = served(by_gpu(chosen), asked(14))
+    assert tokens(found) == tokens(expected)
+    assert set(sent) == {MAILBOX} and not cluster.reasons
+    assert sum(watched.came) > 2 and sum(heard.came) > 2
+    ours, plain = rounds(found, 14), rounds(expected, 14)
+    both = ours.keys() & plain.keys()
+    assert len(both) > 2 and {at: ours[at] for at in both} == {at: plain[at] for at in both}
 
 
 def test_tokens_are_those_of_plain_decoding(config: EngineConfig, heard: PatientDrafter) -> None:

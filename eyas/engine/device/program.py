@@ -8,6 +8,7 @@ The plain twin is `eyas.engine.loop.plain_runner` with `eyas.engine.loop.commit`
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -184,7 +185,8 @@ class StepProgram:
         if drafter is not None and shape.drafts and not shape.chunk:
             self._ahead = drafter.of(adapted=shape.adapted).ahead(self._tapped, rows, shape.headed)
         if state.tap is not None and self._in_order and not shape.chunk:
-            self._ahead = state.tap.ahead(self._tapped, rows.tokens)
+            send = partial(self._send, state.tap, certain=False)
+            self._ahead = state.tap.ahead(self._tapped, rows.tokens, send)
         if shape.sampled:
             picked = part["picked"] if shape.chunk else None
             self.logits = state.model.logits(x, picked, self._room, rows.adapters)
@@ -265,15 +267,25 @@ class StepProgram:
 
         Where features stay on the device they are written there, and into the GPUs of draft workers.
         """
-        state, features, rounds = self._state, self._on_paths(), self._paths.numel()
+        if self._ahead is not None:
+            return self._ahead
+        features = self._on_paths()
         if tap.windows is not None:
-            windows = tap.windows.rows  # whose type need not be that of the target's pool
-            rows = features.to(windows.dtype)
-            written = row_ring.WrittenRows(self._part["slots"], tap.place.rows, windows, self._table)
-            row_ring.put(state.tables, written, rows[:rounds])
-            singles = row_ring.WrittenRows(self._part["single_slots"], tap.place.rows, windows)
-            row_ring.put(state.tables, singles, rows[rounds:])
+            self._send(tap, features, certain=True)
         return features
+
+    def _send(self, tap: DeviceTap, features: torch.Tensor, *, certain: bool) -> None:
+        """Writes features, which stand as `_keep` has them, into windows and rings: those of rows that are
+        `certain`, or before that is known all of them.
+        """
+        assert tap.windows is not None
+        windows, rounds = tap.windows.rows, self._paths.numel()
+        rows = features.to(windows.dtype)  # which need not be that of the target's pool
+        parts = ("slots", rows[:rounds], self._table), ("single_slots", rows[rounds:], self._single_table)
+        for slots, own, counts in parts:
+            known = counts if certain else None
+            written = row_ring.WrittenRows(self._part[slots], tap.place.rows, windows, known)
+            row_ring.put(self._state.tables, written, own)
 
     def mail(self, slots: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
         """Posts the ends of prompts, once this step has given their first tokens, as it posts rounds: drafts
@@ -293,8 +305,6 @@ class StepProgram:
         its rows are in order.
         """
         shape, device = self._shape, self._tapped.device
-        if self._ahead is not None:
-            return self._ahead
         if self._in_order:
             own = slice(0, shape.round_rows)
             assert self._state.head is not None
@@ -333,7 +343,7 @@ class StepProgram:
             self._land(chosen[shape.round_rows :])
         if state.tap is not None and shape.round_rows:
             self.certain = self._keep(state.tap)
-            if state.tap.mails and shape.batch:  # features first: who hears of a row looks for its own
+            if state.tap.mails and shape.batch:  # features first: who hears of a row looks for its features
                 mailbox.post(state.tables, self._part["slots"], self._table, state.tap.place)
         if state.drafter is not None and shape.drafts:
             drafter = state.drafter.of(adapted=shape.adapted)

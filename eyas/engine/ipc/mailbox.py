@@ -131,8 +131,8 @@ class DraftMailbox:
             stores[word] = above | token | (NEWEST if j == newest else 0)
 
     def rounds(self, number: int, generation: int, base: int) -> tuple[int, ...] | None:
-        """The tokens of rows from position `base` on, up to the newest of a round; perhaps none. None: that
-        row has given way to one of a later lap.
+        """The tokens of the round whose first row has position `base`, if all of it is there; else none.
+        None: that row has given way to one of a later lap.
         """
         rows, first, stores = self.place.rows, number * self.place.words, self._stores
         expected = tag(generation, base) & HALF
@@ -140,15 +140,14 @@ class DraftMailbox:
         if ahead:
             return None if ahead < LAPS and ahead % rows == 0 else ()
         tokens: list[int] = []
-        whole = 0
         for i in range(rows):
             word = stores[first + (base + i) % rows]
             if word >> 32 != expected + i & HALF:
                 break
             tokens.append(word & (NEWEST - 1))
             if word & NEWEST:
-                whole = i + 1
-        return tuple(tokens[:whole])
+                return tuple(tokens)
+        return ()
 
     def features(self, number: int, generation: int, base: int, count: int) -> bytes | None:
         """The features of rows whose words are present; None: they are gone."""

@@ -5,7 +5,9 @@ the decode engine maps it there; it may write to it while it is mapped, even aft
 none reads then.
 
 Every sequence that uses it has a place, and there a ring: its row of position p is row p mod `rows`. A row
-consists of words of 8 bytes, each 4 bytes of the feature with a tag of its sequence and position above them.
+consists of words of 8 bytes, each 4 bytes of the feature with a tag of its sequence, its position and where
+its round began above them: rows leave before it is known which of them are certain, and a position that was
+refused is written again by a later round.
 A word is stored as one. So a reader that finds its tag in a word has those 4 bytes too, whatever else has
 been written when: no flag, no fence and no wait (the idea of NCCL's protocol LL).
 """
@@ -23,6 +25,7 @@ from kv_transfer.gpu.driver import DriverError, GpuDriver, GpuMemory
 
 WORD_BYTES = 8
 GOLDEN = 0x9E3779B1  # odd: 2^32 over the golden ratio, so that generations lie far from each other
+ROUND = 0x85EBCA6B  # odd, and not near a small multiple of the other
 WAITING_ROWS = 16
 """Rows of a sequence that a draft worker may leave there until its head takes them: many at once cost hardly
 more than one."""
@@ -61,11 +64,16 @@ class RingRow(NamedTuple):
 
 
 def tag(generation: int, position: int) -> int:
-    """The int32 above every 4 bytes of the row; it differs from those of all rows that can lie in
-    its stead.
+    """The int32 above the 4 bytes of a mailbox's word; it differs from those of all words that can lie in its
+    stead.
     """
     word = (generation * GOLDEN + position + 1) & 0xFFFFFFFF
     return word - (1 << 32) if word >= 1 << 31 else word
+
+
+def row_tag(generation: int, position: int, base: int) -> int:
+    """The int32 above every 4 bytes of the row of a round, or of a prompt, whose first row is `base`."""
+    return tag(generation, position + base * ROUND)
 
 
 def ring_rows(round_rows: int) -> int:
@@ -149,9 +157,9 @@ class RowMemory:
         return self._memory.address + self.ring.at(place, position)
 
     def located(self, place: int, generation: int, positions: range) -> list[RingRow]:
-        """The address and the tag of each of a sequence's rows."""
-        first, rows, size = self.address(place), self.ring.rows, self.ring.row_bytes
-        return [RingRow(first + at % rows * size, tag(generation, at)) for at in positions]
+        """The address and the tag of each of a sequence's rows, all of which are of one round."""
+        first, rows, size, base = self.address(place), self.ring.rows, self.ring.row_bytes, positions.start
+        return [RingRow(first + at % rows * size, row_tag(generation, at, base)) for at in positions]
 
     def close(self) -> None:
         """Lets go of the memory, once no kernel that was launched uses it."""

@@ -8,6 +8,7 @@ known on the device alone. Draft KV lies in a pool of its own under the target's
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self, cast
 
@@ -265,14 +266,21 @@ class DeviceTap:
         """As of `DeviceDrafter`."""
         return self._tap.features(tapped, tokens)
 
-    def ahead(self, tapped: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor | None:
-        """The features of rounds whose rows are in order whatever is accepted, beside what is launched until
-        `meet`. None: rows are so many that it gains nothing.
+    def ahead(
+        self, tapped: torch.Tensor, tokens: torch.Tensor, send: Callable[[torch.Tensor], None]
+    ) -> torch.Tensor | None:
+        """The features of rounds whose rows are in order whatever is accepted, and what `send` launches for
+        them, beside what is launched until `meet`. None: rows are so many that it gains nothing.
         """
         if self.windows is None or tapped.shape[0] > MAX_ROWS:
             return None
         features: list[torch.Tensor] = []
-        self._side.begin(lambda: features.append(self._tap.features(tapped, tokens)))
+
+        def early() -> None:
+            features.append(self._tap.features(tapped, tokens))
+            send(features[0])
+
+        self._side.begin(early)
         return features[0]
 
     def meet(self) -> None:

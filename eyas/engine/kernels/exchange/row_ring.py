@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from eyas.engine.batch.tables import SlotTables
-from eyas.engine.ipc.row_ring import GOLDEN
+from eyas.engine.ipc.row_ring import GOLDEN, ROUND
 from eyas.engine.kernels.drafts.rounds import PLAIN
 from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.sizes import cdiv
@@ -25,16 +25,16 @@ LOOKS = 512
 """How often a row is looked for, some 0.5 ms on a GPU: a mailbox tells of it while it is on its way, and a
 step without a graph launches what writes it kernel by kernel.
 """
-_GOLDEN = tl.constexpr(GOLDEN - (1 << 32))  # as an int32
+_GOLDEN, _ROUND = (tl.constexpr(each - (1 << 32)) for each in (GOLDEN, ROUND))  # as int32
 
 
 @dataclass(frozen=True)
 class WrittenRows:
-    """Rows that a step has made certain, up to P per sequence, behind each other.
+    """Rows of a step, up to P per sequence, behind each other.
 
-    `slots` int32 [B], whose lengths count these rows already; of padding nothing is written. `ring_rows`: of
-    a ring. `windows` [slots, rows, width]: where they stay. `counts` int32 [B, ..]: in its first
-    column, how many of the P rows are certain; None: all.
+    `slots` int32 [B]; of padding nothing is written. `ring_rows`: of a ring. `windows` [slots, rows, width]:
+    where they stay. `counts` int32 [B, ..]: in its first column, how many of the P rows are certain, and
+    counted by the lengths already; None: all P are written, before it is known which are certain.
     """
 
     slots: Tensor
@@ -93,10 +93,12 @@ def _put(
     sequence, index = row // path, row % path
     slot = tl.load(slots + sequence)
     count = path
+    base = tl.load(length + slot)
     if counts is not None:
         count = tl.load(counts + sequence * stride)
+        base -= count
     if (slot != padding) & (index < count):
-        position = tl.load(length + slot) - count + index
+        position = base + index
         column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         inside = column < WIDTH
         word = tl.load(words + row.to(tl.int64) * WIDTH + column, mask=inside, other=0)
@@ -104,7 +106,7 @@ def _put(
         tl.store(stays + column, word, mask=inside)
         address = tl.load(rings + slot)
         if address != 0:
-            tag = tl.load(generations + slot) * _GOLDEN + position + 1
+            tag = tl.load(generations + slot) * _GOLDEN + position + base * _ROUND + 1
             tagged = (tag.to(tl.int64) << 32) | (word.to(tl.int64) & 0xFFFFFFFF)
             target = address.to(tl.pointer_type(tl.int64)) + position % RING * WIDTH
             if WIDTH % 2 == 0:
@@ -112,16 +114,17 @@ def _put(
             tl.store(target + column, tagged, mask=inside)
 
 
-def take(rows: Tensor, owners: Tensor, features: Tensor, lost: Tensor) -> None:
+def take(rows: Tensor, owners: Tensor, features: Tensor, lost: Tensor, looks: int | None = None) -> None:
     """Rows of rings into `features` [R, width], as `put` has them.
 
     `rows` int64 [2, R]: each one's address (0: it is in no ring, and stays as it is) and tag. `lost` int32
     becomes 1 at `owners` int64 [R] of every row that is not there, any more or yet; its features are zeros.
+    `looks`: how often a row is looked for; None: LOOKS.
     """
     words = features.view(torch.int32)
     count, width = words.shape
     _take[(count, cdiv(width, BLOCK))](
-        rows, owners, words, lost, count, WIDTH=width, BLOCK=BLOCK, LOOKS=LOOKS, num_warps=4
+        rows, owners, words, lost, count, WIDTH=width, BLOCK=BLOCK, LOOKS=looks or LOOKS, num_warps=4
     )
 
 

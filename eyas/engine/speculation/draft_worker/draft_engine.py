@@ -362,7 +362,14 @@ class PostedCommits:
         return mailbox.rounds(opened.place, opened.generation, followed.first + followed.end)
 
     def _look_for(self, key: Key, followed: DraftedSequence) -> bool:
-        """One commit, if it has come."""
+        """A commit for each of its rounds that has come. Has any?"""
+        came = False
+        while self._look_once(key, followed):
+            came = True
+        return came
+
+    def _look_once(self, key: Key, followed: DraftedSequence) -> bool:
+        """The commit of its next round, if that has come."""
         opened, mailbox = followed.open, self._mailbox(key[0])
         if mailbox is None or opened.place >= mailbox.places:
             self._sequences.close(key, NO_PLACE)
@@ -382,4 +389,4 @@ class PostedCommits:
                 followed.latest, base_len=position, tokens=tokens, features=features, place=place
             )
             self._sequences.commit(key, commit)
-        return bool(tokens)
+        return bool(tokens) and self._sequences.followed.get(key) is followed

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,10 +20,14 @@ from eyas.engine.batch.tables import TableWrites
 from eyas.engine.ipc.mailbox import MailLayout
 from eyas.engine.kernels.drafts.rounds import RoundBatch
 from eyas.engine.kernels.exchange import mail_rounds, row_ring
-from eyas.engine.kernels.exchange.mail_rounds import HeardRows, MailWait
+from eyas.engine.kernels.exchange.mail_rounds import HeardRows, MailWait, TakenFeatures
 from eyas.engine.kernels.exchange.mailbox import MOST_POLLS
 from eyas.engine.kernels.launch.recording import GraphRecorder
+from eyas.engine.models.base import Drafted
 from eyas.engine.speculation.draft_worker.seats import DraftSeats, DraftState, padded_size
+
+LOOKS_AHEAD = 64
+"""Looks for a row beside one that is there: a round writes all of its rows at once, and may have fewer."""
 
 
 @dataclass(frozen=True)
@@ -48,27 +52,52 @@ class MailProgram:
 
     def __init__(self, state: DraftState, slots: torch.Tensor, wait: MailWait) -> None:
         few, size, device = state.proposer.path_rows, slots.shape[0], slots.device
-        self._state, self._wait = state, wait
+        self._state, self._wait, self._few = state, wait, few
         self._batch = RoundBatch(state.tables, slots, state.page_size)
         self._heard = HeardRows.empty(size, few, str(device))
         dtype = state.proposer.pool.shape.dtype
         self._features = torch.zeros(size * few, state.width, dtype=dtype, device=device)
-        self._lost = torch.zeros(size, dtype=torch.int32, device=device)
-        self._owners = torch.arange(size * few, device=device) // few
+        missing, self._lost = (torch.zeros(n, dtype=torch.int32, device=device) for n in (size * few, size))
+        self._taken = TakenFeatures(missing, self._lost)
+        self._each = torch.arange(size * few, device=device)
+        self._owners = self._each // few
+        self._coming = HeardRows.empty(size, few, str(device))
         self.results = torch.zeros(2, size, dtype=torch.int32, device=device)
 
     def run(self) -> None:
         """Waits, drafts and answers. The same calls run at once and into a graph."""
-        state, heard, rows = self._state, self._heard, self._heard.rows
+        heard, block = self._heard, self._state.proposer.head.block
         self._lost.zero_()
+        if block is not None and block.rooted:
+            self._ahead()
+        else:
+            self._behind()
+        mail_rounds.answer(self._state.tables, heard.slots, self._lost, self._wait.place)
+        torch.stack((heard.counts, self._lost), out=self.results)
+
+    def _ahead(self) -> None:
+        """A block that makes nothing of certain rows: their context is made while they are being verified, of
+        all of them. Refused ones are written over before any row sees them.
+        """
+        coming, proposer, taken = self._coming, self._state.proposer, self._taken
+        taken.missing.zero_()
+        mail_rounds.watch(self._batch, self._wait, coming)
+        row_ring.take(coming.rings, self._each, self._features, taken.missing, LOOKS_AHEAD)
+        proposer.keep(self._features, coming.rows, DecodeRows(coming.slots, coming.rows.starts, self._few))
+        batch = replace(self._batch, slots=coming.slots)
+        mail_rounds.hear(batch, self._wait, self._heard, taken)
+        newest = Drafted(self._features, self._features)  # not read
+        proposer.propose(newest, self._heard.slots, proposer.spec)
+
+    def _behind(self) -> None:
+        """Certain rows go through the head, then the rows of drafts."""
+        state, heard, rows = self._state, self._heard, self._heard.rows
         mail_rounds.hear(self._batch, self._wait, heard)
         row_ring.take(heard.rings, self._owners, self._features, self._lost)
         rounds = DecodeRows(heard.slots, rows.starts, heard.few)
         certain = ForwardRows(rows.tokens, rows.positions, rows.kv_rows, rounds, firsts=state.firsts)
         spec, size = state.proposer.spec, self._batch.size
         state.proposer.draft(self._features, certain, heard.last, heard.slots, spec, size)
-        mail_rounds.answer(state.tables, heard.slots, self._lost, self._wait.place)
-        torch.stack((heard.counts, self._lost), out=self.results)
 
 
 class MailedRounds:
