@@ -63,11 +63,12 @@ def test_a_process_reads_what_the_engine_would(tmp_path: Path, monkeypatch: pyte
         process.read(other)
     assert refused.value.param == "lora_path"
 
-    for error, said in (
-        (ConfigError("no room for it"), "no room for it"),
-        (OSError(12, "none"), "no memory"),
+    for error, kind, said in (
+        (ConfigError("no room for it"), ConfigError, "no room for it"),
+        (OSError(12, "none"), Overloaded, "no memory"),
+        (ValueError("no size"), EyasError, "ValueError: no size"),
     ):
-        with pytest.raises((ConfigError, Overloaded), match=said):
+        with pytest.raises(kind, match=said):
             process.read(adapters[0], Mock(side_effect=error))
     as_before = here.packed(reader.read(adapters[0], here.check), adapters[0])
     assert _same(process.read(adapters[0]), as_before)

@@ -193,8 +193,7 @@ def read_adapter(
     """Reads an adapter of that model. `check`: raises for an update of a matrix, by its name and shape, that
     there is not; no factor is read before all have passed, so a file may be of any size.
     What is read is a copy: the file may be written again meanwhile. `spelling`: the name by which the model
-    asks for a stored tensor; None: the model's own. `room`: gives memory for
-    the copy.
+    asks for a stored tensor; None: the model's own. `room`: gives memory for the copy.
 
     Raises NotFound if there is no such folder or file, InvalidRequest for what is wrong or not served in it,
     and for factors of more than `most_rank` rows.

@@ -90,14 +90,17 @@ def _made(room: Room, places: dict[str, TensorPlace], folder: Path) -> HostTenso
     """Memory for an adapter, or why there is none."""
     try:
         return room(places)
-    except EyasError as error:
+    except Exception as error:  # of any kind: the process waits for an answer
+        return _failure(folder, error)
+
+
+def _failure(folder: Path, error: Exception) -> WireFailure:
+    """Why an adapter could not be read, for the other end of the pipe."""
+    if isinstance(error, EyasError):
         return WireFailure.of(error)
-    except (OSError, MemoryError, RuntimeError) as error:
-        return WireFailure.of(_no_memory(folder, error))
-
-
-def _no_memory(folder: Path, error: Exception) -> EyasError:
-    return Overloaded(f"no memory for the adapter in {folder}: {error}")
+    if isinstance(error, OSError | MemoryError | RuntimeError):
+        return WireFailure.of(Overloaded(f"no memory for the adapter in {folder}: {error}"))
+    return WireFailure.of(EyasError(f"{type(error).__name__}: {error}"))
 
 
 def _send(pipe: Connection, what: object) -> None:
@@ -152,9 +155,5 @@ def _answer(
         return read(folder, gains)
     except EOFError:  # the engine has ended
         raise
-    except EyasError as error:
-        return WireFailure.of(error)
-    except (MemoryError, RuntimeError) as error:
-        return WireFailure.of(_no_memory(folder, error))
     except Exception as error:
-        return WireFailure.of(EyasError(f"{type(error).__name__}: {error}"))
+        return _failure(folder, error)
