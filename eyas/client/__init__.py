@@ -48,7 +48,6 @@ from eyas.common.grammars.notations import Grammar
 from eyas.common.types import TokenLogprob
 
 __all__ = [
-    "LoraAdapter",
     "AsyncClient",
     "AsyncStream",
     "BroadcastTensors",
@@ -65,6 +64,7 @@ __all__ = [
     "FinishReason",
     "Grammar",
     "InvalidRequest",
+    "LoraAdapter",
     "MemoryTag",
     "Message",
     "Model",

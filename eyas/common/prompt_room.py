@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 MANY_STEPS = 4
-"""When more prompt tokens wait than so many of the largest steps that also decode compute, prompts take
-precedence over decoding speed. One long prompt is not many: in small chunks its rows cost no more, and others
-decode beside.
+"""Prompts take precedence over decoding speed when more of their tokens wait than this number of the largest
+steps that also decode can compute. One long prompt is not many: in small chunks its rows cost no more, and
+others decode beside.
 """
 
 LEAST_ROWS = 64
@@ -35,8 +35,8 @@ STEP_GRAIN = 64
 """Rows by which the time of steps with prompts is taken to grow."""
 
 FINE = 384
-"""Up to so many rows steps with both have a shape for every `STEP_GRAIN` rows, above for twice as many:
-between 384 and 512 rows the library's choice for the widest product takes longer than 512 do.
+"""Rows up to which steps with both have a shape for every `STEP_GRAIN` rows; above, for every two of these.
+Between 384 and 512 rows the library's choice for the widest product takes longer than 512 do.
 """
 
 LIGHT = 160
@@ -66,7 +66,7 @@ class PromptRoom:
         return min(self.rows, self.long_rows) if prompt > LONG_PROMPT else self.rows
 
     def behind(self, taken: int) -> PromptRoom:
-        """What is left for further prompts when one has taken so many rows."""
+        """The room for further prompts behind one that has taken `taken` rows."""
         return replace(self, rows=max(min(self.rows, MOST_TOGETHER) - taken, 0))
 
 
@@ -83,7 +83,7 @@ class PromptLimits(Protocol):
 
     @property
     def long_prompt_rows(self) -> Callable[[int], int] | None:
-        """(number of decoding sequences) -> those of them that a lone long prompt may have."""
+        """(number of decoding sequences) -> those of these rows that a lone long prompt may have."""
 
 
 def prompt_room(limits: PromptLimits, decoding: int, waiting: Iterable[tuple[int, int]]) -> PromptRoom:
@@ -116,14 +116,14 @@ def room_behind(limits: PromptLimits, decoding: int, tokens: int, queued: int) -
 
 
 def rows_of(limits: PromptLimits, decoding: int, tokens: int, queued: int = 0) -> int:
-    """The rows of each step until such a prompt is computed; those before it count as if they had no more."""
+    """The rows of each step until such a prompt is computed, if those before it have no more per step."""
     return min(room_behind(limits, decoding, tokens, queued).of(tokens), tokens + queued)
 
 
 @dataclass(frozen=True)
 class StepBudget:
-    """`PromptLimits` of a worker of which no more is known than the most rows of a step with prompts, and as
-    many as it should have while sequences decode: if these are as many, all steps are alike.
+    """`PromptLimits` by two numbers: the most rows of a step with prompts, and the rows that it should have
+    while sequences decode. If these are equal, all steps are alike.
     """
 
     chunk_tokens: int

@@ -193,7 +193,8 @@ def _tpot(p: WorkerPlace, rates: MeasuredRates, joining: int = 0, computing: int
     waiting = p.queued + computing
     if not waiting and not p.prompt_share:
         return plain
-    rows = room_behind(rates.budget, sequences, computing, p.queued).rows  # what they add, however it is cut
+    # All rows, also of a long prompt: what a prompt adds does not depend on how it is cut.
+    rows = room_behind(rates.budget, sequences, computing, p.queued).rows
     mixed = rates.times.step_s(sequences, context, rows, rows * rows)
     share = min(p.prompt_share + waiting / rows * mixed / (rates.answer * plain), 1.0)
     return 1.0 / (share / mixed + (1.0 - share) / plain)

@@ -25,8 +25,8 @@ from tokenizers import Tokenizer as HFTokenizer
 from gateway.text.templates import TemplateCuts
 
 Value = TypeVar("Value")
-_SHORT = 64  # characters: as many have the words of tools' schemas, which come with each request of an agent
-_MOST_SHORT = 1 << 14  # of such texts it is remembered whether they need signs
+_SHORT = 64  # characters: words of tools' schemas, which come with each request of an agent, have fewer
+_MOST_SHORT = 1 << 14  # short texts of which it is remembered whether they need signs
 _SIGNS = range(0xE100, 0xF8FF)  # private use: no tokenizer's control tokens have one
 
 

@@ -1,7 +1,7 @@
 """The engine of a target model: one loop that receives commands, runs steps and sends events.
 
-`eyas.engine.loop.step_loop` has the parts of a step in order, a `StepRunner` computes it. The
-engine owns slots, pages, leases and every request.
+`eyas.engine.loop.step_loop` orders the parts of a step, and a `StepRunner` computes it. The engine owns
+slots, pages, leases and every request.
 """
 
 from __future__ import annotations
