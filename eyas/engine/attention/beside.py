@@ -14,8 +14,8 @@ from eyas.engine.kernels.products.skinny import MAX_ROWS
 
 
 def apart(count: int) -> bool:
-    """Whether rounds attend beside chunks in a step of `count` rows: not in those of fewer than the tallest
-    product of few rows has, whose chunks are too small.
+    """Whether rounds attend beside chunks in a step of `count` rows; in smaller steps chunks are too small to
+    gain by it.
     """
     return bool(count >= MAX_ROWS)
 

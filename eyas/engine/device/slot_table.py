@@ -25,12 +25,12 @@ MOST_FORCED_AHEAD = 4
 
 
 BEGINNING = 4
-"""The second round behind a prompt waits so much less for a drafter that has not answered yet: with few
-sequences it may be in time.
+"""The second round behind a prompt waits a fourth as long as others for a drafter that has not answered yet:
+with few sequences it may be in time.
 """
 FIRST = 2
-"""The first one, whose drafter has the prompt's rows, waits so much less, and the less the more others are in
-the step: all of them wait with it.
+"""The first round behind a prompt, whose drafter has the prompt's rows, waits at most half as long as others.
+All sequences of a step wait with it, so the wait is that times the share of them that begin.
 """
 
 

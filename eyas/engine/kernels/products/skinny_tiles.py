@@ -81,8 +81,7 @@ Table = Mapping[Key, ProductTile]
 PACKED_TILES: TileTable[Key, ProductTile] = TileTable(
     ProductTile, ("kind", "rows", "n", "k"), "products", "-int4"
 )
-"""Of products with packed weights, as `eyas tune int4` or a first start measured them."""
-"""Tiles by (kind, rows, n, k)."""
+"""The tiles of products with packed weights, as `eyas tune int4` or a first start measured them."""
 
 MEASURED: Table = {
     ("gated", 128, 28672, 4096): ProductTile(columns=128, depth=64, warps=4, stages=3),
