@@ -107,7 +107,8 @@ class DraftOpen(TaggedMessage, frozen=True):
 
     `params` and `choice` key the sampling noise. Its tokens come with its commits. `place`: in the channel's
     mailboxes, by which its rows after the first commit come and its proposals go; -1: all by the fronts.
-    `steps`: of the chains that its rows there ask for, if the first ones come there too; 0: a commit says.
+    `steps`: how deep the chains are that rows there ask for, if the first ones come there too; 0: the first
+    commit says it.
     """
 
     seq: int

@@ -24,18 +24,15 @@ from eyas.common.types import RequestDraftLimits
 from eyas.engine.speculation.round_times import Floats, RoundTimes
 
 DEPTHS = (1, 3, 5, 7, 11, 15, 23)
-MARGIN = 0.005  # a depth that promises less than this more is not changed to ..
-STAYS = 32  # .. and the change has to be paid for by so many rounds
+MARGIN = 0.005  # a depth that promises less than this more is not changed to
+STAYS = 32  # rounds by which the change has to be paid for
 BUDGET = 0.004  # of all time, for trying other depths
 STABLE_ROUNDS = 4  # for which a choice holds ..
 TRIED_ROUNDS = 2  # .. and a trial
 SETTLED = 4  # plain rounds after the first one: until then they take up to a sixth longer on an H200
 MOST_CREDIT, MOST_DEBT = 4, 1  # rounds: the most that is saved up for trials, and that one leaves owed
-WORTH = 0.02  # a depth is tried if it may promise at least so much more ..
-DOUBT, MOST_DOUBT = (
-    2.0,
-    0.1,
-)  # .. were it faster by so many standard deviations, but by no more than this share
+WORTH = 0.02  # a depth is tried if it may promise at least this share more ..
+DOUBT, MOST_DOUBT = 2.0, 0.1  # .. were it faster by these standard deviations, by this share at most
 UNSEEN = 50  # choices after which a depth is tried though it seems worse
 LEAST_PRICE = 0.04  # of a round: what trying a depth counts at least, also where it promises as much
 CHANGE = 0.5  # of a plain round: what leaving plain rounds and coming back takes; 0.45 to 0.53 on an H200

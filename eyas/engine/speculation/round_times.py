@@ -20,15 +20,13 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 PER_STEP = 0.1  # of a plain round: what each step of drafting adds, until it is known
-KEYS = (
-    100_000.0  # that are believed to take a plain round of the first batch that is known, until it is known
-)
+KEYS = 100_000.0  # whose reading is believed, at first, to take a plain round of the first batch
 COMMON, COMMON_DRIFT = 0.05, 0.004  # standard deviations of what all depths have in common: first, per round
 OWN, OWN_DRIFT = 0.03, 0.001  # and of a depth alone ..
 GUESSED = 0.2  # .. of a batch beyond those that were measured
 NOISE = 0.03  # of a round: its standard deviation
 LATE = 2.0  # standard deviations beyond which a round is late ..
-LATE_ROUNDS = 3  # .. and believed, if it is not the first so many in a row
+LATE_ROUNDS = 3  # .. and believed in part: so are the first ones in a row, those behind them wholly
 
 
 class RoundTimes:
@@ -68,7 +66,7 @@ class RoundTimes:
         self._key.learn(read, surprise, variance)
 
     def seconds(self, batch: int, keys: int = 0) -> Floats:
-        """What a round of each depth takes, float64 [depths]; before any was seen, in plain rounds."""
+        """Seconds of a round of each depth, float64 [depths]; before any was seen, in plain rounds."""
         found: Floats = self._between(_bucket(batch)) + keys * self._key.mean[0]
         return found
 
@@ -82,7 +80,7 @@ class RoundTimes:
         return here.deviations(place)
 
     def _here(self, bucket: int, plain: float) -> Belief:
-        """What is believed of a batch: at first what the others say, or, if there are none, what follows from
+        """The belief about a batch: at first what the others say, or, if there are none, what follows from
         the seconds of a `plain` round.
         """
         if not self._unread:
@@ -130,7 +128,7 @@ class Belief:
         self.covariance += np.diag((OWN_DRIFT * self.mean) ** 2)
 
     def variance(self, weights: Floats) -> float:
-        """Of their sum with these weights, float64 [n]."""
+        """The variance of their sum with these weights, float64 [n]."""
         return float(weights @ self.covariance @ weights)
 
     def learn(self, weights: Floats, surprise: float, variance: float) -> None:
@@ -142,7 +140,7 @@ class Belief:
         self.covariance = self.covariance - np.outer(gain, weights @ self.covariance)
 
     def deviations(self, place: int) -> Floats:
-        """Of each, float64 [n], apart from what it has in common with that at `place`, as a share."""
+        """Standard deviations, float64 [n], of what each has not in common with that at `place`."""
         share, own = self.mean / self.mean[place], np.diag(self.covariance)
         apart = own + share**2 * own[place] - 2.0 * share * self.covariance[place]
         found: Floats = np.sqrt(np.maximum(apart, 0.0))

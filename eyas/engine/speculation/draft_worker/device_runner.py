@@ -137,7 +137,9 @@ class DeviceDraftRunner:
         yield from (pieces[first : first + most] for first in range(0, len(pieces), most))
 
     def _batch(self, inputs: SequenceOf[DraftInput]) -> list[ProposedTree]:
-        """Of up to `_few` rows each; several may be pieces of one run, in order. Waits."""
+        """The proposals below inputs of up to `_few` rows each; several may be pieces of one run, in order.
+        Waits.
+        """
         size = self._fill(padded_size(self._sizes, len(inputs)), inputs)
         if (captured := self.graphs.get(size)) is not None:
             captured[0].replay()
@@ -324,7 +326,7 @@ class BatchBuffer:
     ) -> None:
         """Where each one's certain rows begin, and where its sequence's end. The padding slot fills up.
 
-        Of all pieces of a run the tables are told the same: below its last row each proposes.
+        All pieces of a run have the same end in the tables: each proposes below the run's last row.
         """
         starts = [one.extension.offset + one.extension.base for one in inputs]
         counts = [len(one.extension.tokens) for one in inputs]
