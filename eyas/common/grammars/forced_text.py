@@ -55,9 +55,8 @@ def check_forced(rules: str) -> None:
         if length == inf:
             _refuse(name, "has no text that ends")
     for name, alternatives in forms.items():
-        longest = max(form.shortest(shortest) for form in alternatives)
-        if longest > MOST_FORCED:
-            _refuse(name, f"forces {longest:.0f} characters in a row, more than {MOST_FORCED}")
+        if max(form.shortest(shortest) for form in alternatives) > MOST_FORCED:
+            _refuse(name, f"forces more than {MOST_FORCED} characters in a row")
 
 
 def _used(bodies: Mapping[str, str]) -> dict[str, list[_Form]]:
@@ -69,8 +68,7 @@ def _used(bodies: Mapping[str, str]) -> dict[str, list[_Form]]:
             continue
         rules = _rules_in(name, bodies[name], bodies)
         used |= rules
-        parts = {part for alternatives in rules.values() for form in alternatives for part in form.parts}
-        todo += parts - used.keys()
+        todo += {part for alternatives in rules.values() for form in alternatives for part in form.parts}
     return used
 
 
