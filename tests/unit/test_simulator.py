@@ -111,8 +111,12 @@ def test_a_saturated_worker_serves_at_its_rate_and_refuses_the_rest() -> None:
     crossed((0, 1), (1, 4, 16), quick=lambda prefill, burst: burst == (4 if prefill else 1)),
 )
 def test_one_request_in_ten_is_slower_than_the_closed_form_says(prefill: int, burst: int) -> None:
-    """Whether requests come one by one or in bunches, and whether two workers do both or one each."""
-    layout = ClusterLayout.SPLIT if prefill else ClusterLayout.UNIFIED
+    """Whether requests come one by one or in bunches, and whether two workers do both or one each.
+
+    A request at the tail is taken to come in a large bunch and to meet many others too. So the estimate for
+    large bunches, here all of one size, is up to a fifth above the simulation.
+    """
+    layout, most = ClusterLayout.SPLIT if prefill else ClusterLayout.UNIFIED, 0.2 if burst > 4 else 0.1
     rates, mix = (
         MeasuredRates(example().times, example().budget, TARGETS),
         RequestMix(1024, 1024, 256, burst=burst),
@@ -120,7 +124,7 @@ def test_one_request_in_ten_is_slower_than_the_closed_form_says(prefill: int, bu
     for rate in (8.0, 16.0):
         played = run(layout, poisson(RandomTraffic(1024, 256, burst=burst), rate, 2000, 1), 2, prefill)
         tail = quantile(sorted(tpot_s(job) for job in played.jobs), 0.9)
-        assert steady(mix, rate, 2, prefill, rates).tpot_s == pytest.approx(tail, rel=0.1)
+        assert 0.9 * tail <= steady(mix, rate, 2, prefill, rates).tpot_s <= (1.0 + most) * tail
 
 
 def test_streams_alone_have_the_time_of_their_step() -> None:
