@@ -27,8 +27,8 @@ MOST_TOGETHER = 8192
 
 LONG_PROMPT = 4096
 """A prompt of more tokens, cached ones not counted, has half of a step's prompt rows while others decode: its
-own first token is far off, and each of theirs comes sooner. Shorter prompts have the rows that it leaves. Of
-several such prompts the first has all rows: with half of them each, all would come late.
+own first token is far off, and the tokens of those that decode come sooner. Shorter prompts have the other
+half. Where several long prompts run, the first has all rows: with half of them each, all would come late.
 """
 
 STEP_GRAIN = 64

@@ -63,7 +63,7 @@ def _begin_to_unlock(numbers: torch.Tensor, stream: torch.cuda.Stream) -> None:
 
 
 def _unlock(numbers: torch.Tensor, stream: torch.cuda.Stream) -> None:
-    """Memory that nobody has any more, behind the copies that read it."""
+    """Unlocks memory that is in use no longer, once the copies on `stream` have read it."""
     stream.synchronize()
     for piece in _apart(numbers.split(PIECE_BYTES)):
         unpin(piece)

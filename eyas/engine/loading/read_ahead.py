@@ -40,7 +40,7 @@ def read_ahead(folder: Path) -> list[Thread]:
 
 
 def _read(pieces: Iterable[tuple[Path, int]]) -> None:
-    """Reads pieces of files into memory that nobody looks at: the system keeps them."""
+    """Reads pieces of files and drops what it read: the system's cache then has them."""
     read = bytearray(PIECE_BYTES)
     for path, first in pieces:
         try:

@@ -22,7 +22,7 @@ from eyas.engine.kernels.products.updates import GRAIN, RowUpdates, SiteNumbers,
 
 BLOCK = 64
 """Rows of a block."""
-_CHUNK, _DEPTH = 1024, 128  # columns of k of a program, and of those that it multiplies at a time
+_CHUNK, _DEPTH = 1024, 128  # columns of k: of a program, and of one of its products
 _COLUMNS = 128  # of n, of a program that adds
 _PROGRAMS = 500  # for all blocks that there may be at most: one costs 3 ns, without work too
 _WARPS, _STAGES = 4, 3
