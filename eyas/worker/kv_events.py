@@ -88,7 +88,7 @@ async def _send(answers: zmq.asyncio.Socket, parts: tuple[bytes, ...]) -> None:
 
 
 def events_of(said: CacheUpdate) -> list[KvEvent]:
-    """The events of an engine's message: pages that it lost first, then stretches of those that it got."""
+    """The events of an engine's message: pages that it lost first, then stretches of new ones."""
     events: list[KvEvent] = []
     if said.dropped:
         events.append(BlockRemoved([_hash(name) for name in split(said.dropped)]))

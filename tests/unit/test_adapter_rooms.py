@@ -1,4 +1,4 @@
-"""Locked memory for adapters is made ahead, and unlocked when nobody has it; a stand-in locks it."""
+"""Locked memory for adapters is made ahead, and unlocked after its last use; a stand-in locks it."""
 
 from __future__ import annotations
 

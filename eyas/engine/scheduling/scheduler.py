@@ -312,7 +312,7 @@ class Scheduler:
                 yield _uncached(seq), seq.missing - 1
 
     def _prompts(self, room: PromptRoom) -> list[SequenceWork]:
-        """Chunks for which there is room: of prompts that run, and of those that are admitted now.
+        """Chunks of prompts that run and of prompts that are admitted now, as far as there is room.
 
         Where steps have little room, it is of rows without context, and those prompts come first to which one
         that runs yields.

@@ -270,7 +270,7 @@ class DeviceTap:
         self, tapped: torch.Tensor, tokens: torch.Tensor, send: Callable[[torch.Tensor], None]
     ) -> torch.Tensor | None:
         """The features of rounds whose rows are in order whatever is accepted, and what `send` launches for
-        them, beside what is launched until `meet`. None: rows are so many that it gains nothing.
+        them, beside what is launched until `meet`. None: there are too many rows for a gain.
         """
         if self.windows is None or tapped.shape[0] > MAX_ROWS:
             return None

@@ -167,12 +167,12 @@ def _begun(first, tag, live, stop, looks):
     to come, and a look here is shorter.
     """
     there = live & ((tl.load(first, mask=live, other=0, volatile=True) >> 32).to(tl.int32) == tag)
-    wanted = tl.sum(live.to(tl.int32), axis=0)
+    living = tl.sum(live.to(tl.int32), axis=0)
     came = tl.sum(there.to(tl.int32), axis=0)
     looked = 1
     quiet = 0
     stopped = tl.load(stop, volatile=True)
-    while (came < wanted) & (looked < looks) & (quiet < 4 * _SETTLED) & ((came > 0) | (stopped == 0)):
+    while (came < living) & (looked < looks) & (quiet < 4 * _SETTLED) & ((came > 0) | (stopped == 0)):
         there = live & ((tl.load(first, mask=live, other=0, volatile=True) >> 32).to(tl.int32) == tag)
         stopped = tl.load(stop, volatile=True)
         now = tl.sum(there.to(tl.int32), axis=0)
@@ -184,7 +184,7 @@ def _begun(first, tag, live, stop, looks):
 
 @triton.jit
 def _store_rows(out, at, stored, own, token, position, slot, pages, max_pages, PAGE_SIZE: tl.constexpr):
-    """Tokens, positions and physical rows of those that are a sequence's `own`."""
+    """Stores the token, position and physical row of each row; `own`: which rows are a sequence's."""
     kv_row = physical_rows(pages, slot[:, None], position, own, max_pages, PAGE_SIZE)
     tl.store(out[0] + at, tl.where(own, token, 0), mask=stored)
     tl.store(out[1] + at, tl.where(own, position, 0), mask=stored)
@@ -281,12 +281,12 @@ def _arrived(words, tag, expected, index, live, stop, looks, ROWS: tl.constexpr)
     """Looks until whole rounds are there: how many rows that of each sequence has, int32, and its words."""
     word = tl.load(words, mask=expected, other=0, volatile=True)
     count = _whole(word, tag, expected, index, ROWS)
-    wanted = tl.sum(live.to(tl.int32), axis=0)
+    living = tl.sum(live.to(tl.int32), axis=0)
     came = tl.sum((count > 0).to(tl.int32), axis=0)
     looked = 1
     quiet = 0
     stopped = tl.load(stop, volatile=True)
-    while (came < wanted) & (looked < looks) & (quiet < _SETTLED) & ((came > 0) | (stopped == 0)):
+    while (came < living) & (looked < looks) & (quiet < _SETTLED) & ((came > 0) | (stopped == 0)):
         word = tl.load(words, mask=expected, other=0, volatile=True)
         stopped = tl.load(stop, volatile=True)
         count = _whole(word, tag, expected, index, ROWS)
