@@ -7,6 +7,7 @@ CPU the same engine runs its kernels in Triton's interpreter, for the scripts to
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import subprocess
 import sys
@@ -140,10 +141,12 @@ def warm(configs: Sequence[EngineConfig]) -> None:
 
 @contextmanager
 def clocked(config: EngineConfig) -> Iterator[Clocked]:
-    """An engine, from its start to its end; says how long it took to start.
+    """An engine, from its start to its end; says how long it took to start, and by its log what took so long.
 
     Here it shares a heap with all that came, which a worker's engine does not: nothing searches it meanwhile.
     """
+    logging.basicConfig(format="%(message)s", stream=sys.stdout)
+    logging.getLogger("eyas.engine").setLevel(logging.INFO)
     began = time.perf_counter()
     gc.disable()
     cluster = Clocked(config)
