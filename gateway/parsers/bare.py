@@ -58,7 +58,8 @@ _OPENS_TAGS = "<"
 class ParameterFormat(NamedTuple):
     """How a format writes a parameter: what stands before (with {} for the name) and after a value, and the
     tag that ends it. `follow`: what may come behind that. `lines`: the value stands between line breaks that
-    are no part of it. `name`: a regular expression of the names that it can write.
+    are no part of it. `name`: a regular expression of the names that it can write. `over`: the tags that end
+    the call and its section, in their order.
     """
 
     before: str
@@ -67,10 +68,12 @@ class ParameterFormat(NamedTuple):
     follow: tuple[str, ...]
     lines: bool
     name: str
+    over: tuple[str, ...]
 
 
 def bare(source: ParsedText, sink: Sink, written: ParameterFormat, kind: ValueKind) -> Wait[None]:
-    """Reads a value up to the tag that ends it, and writes it as JSON; text goes on as it comes.
+    """Reads a value up to the tag that ends it, and writes it as JSON; text goes on as it comes. A model may
+    forget the tag.
 
     Raises Cut if the text ends before it does.
     """
@@ -86,7 +89,7 @@ def bare(source: ParsedText, sink: Sink, written: ParameterFormat, kind: ValueKi
         words.close()
         return
     parts: list[str] = []
-    yield from _upto_end(source, parts.append, written)
+    yield from _upto_end(source, parts.append, written, () if kind.may_be_text else written.follow)
     sink(_value("".join(parts).removesuffix("\n" if written.lines else ""), kind))
 
 
@@ -121,12 +124,33 @@ def _json(source: ParsedText, written: ParameterFormat, kind: ValueKind) -> Wait
     return ""
 
 
-def _upto_end(source: ParsedText, sink: Sink, written: ParameterFormat) -> Wait[None]:
-    while (yield from source.upto((written.end,), sink)):
-        if (yield from source.leads_to(written.follow)):
+def _upto_end(
+    source: ParsedText, sink: Sink, written: ParameterFormat, others: tuple[str, ...] = ()
+) -> Wait[None]:
+    """Reads a value up to its tag, to one of `others`, or to the end of the call if all ends with that."""
+    first = written.over[0]
+    while tag := (yield from source.upto((written.end, *(others or (first,))), sink)):
+        if tag in others:
+            source.back(tag)
             return
-        sink(written.end)
+        if tag == first:
+            tag += yield from _sections(source, written.over[1:])
+            if not (yield from source.peek()):
+                source.back(tag)
+                return
+        elif (yield from source.leads_to(written.follow)):
+            return
+        sink(tag)
     raise CutShort
+
+
+def _sections(source: ParsedText, tags: tuple[str, ...]) -> Wait[str]:
+    """Reads white space and the tags that come, in their order."""
+    parts = [(yield from source.space())]
+    for tag in tags:
+        if (yield from source.accept(tag)):
+            parts += [tag, (yield from source.space())]
+    return "".join(parts)
 
 
 def _stands(text: str, kind: ValueKind) -> bool:
@@ -268,7 +292,8 @@ class CallTags:
 def bare_call(source: ParsedText, out: ParsedOutput, tools: Tools, tags: CallTags) -> Wait[None]:
     """Reads a call behind the tag that opens it. Raises Cut if the text ends within it."""
     name = yield from source.run(NAME)
-    yield from source.expect(tags.close)
+    if not (yield from source.accept("\n")):
+        yield from source.expect(tags.close)
     begin(source, out, name)
     kinds = kinds_of(tools.get(name, {}))
     separator = "{"
@@ -277,7 +302,7 @@ def bare_call(source: ParsedText, out: ParsedOutput, tools: Tools, tags: CallTag
         if not (yield from source.accept(tags.parameter)):
             break
         title = yield from source.run(tags.title)
-        if not (yield from source.accept(tags.close)):
+        if not (yield from source.accept(tags.close)) and (yield from source.peek()) != "\n":
             break
         out.arguments(f"{separator}{quoted(title)}: ")
         separator = ", "

@@ -58,11 +58,16 @@ def begin(source: ParsedText, out: ParsedOutput, name: str, known: Tools | None 
 
 
 def call_by_name(source: ParsedText, out: ParsedOutput, name: str, ends: tuple[str, ...]) -> Wait[None]:
-    """Reads the arguments of a call whose name is known: an object, or nothing where one of `ends` follows or
-    the text ends. Raises MalformedOutput for anything else.
+    """Reads the arguments of a call whose name is known: an object, the text of one, or nothing where one of
+    `ends` follows or the text ends. Raises MalformedOutput for anything else.
     """
-    if (yield from source.peek()) == "{":
+    first = yield from source.peek()
+    if first == "{":
         yield from _ArgumentsReader(source, out, name).read()
+    elif first == '"':
+        arguments = yield from _whole(source)
+        begin(source, out, name)
+        out.arguments(arguments)
     elif not (yield from source.leads_to(ends)):
         raise MalformedOutput
     else:

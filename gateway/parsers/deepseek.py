@@ -43,10 +43,11 @@ def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
 def _call(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     yield from source.space()
     name = yield from source.run(NAME)
+    yield from source.space()
     if not (yield from source.skip(SEPARATOR)) and name not in tools:
         raise MalformedOutput
     yield from source.space()
-    if (yield from source.peek()) == "{" or (yield from source.leads_to(MARKERS)):
+    if (yield from source.peek()) in ("{", '"') or (yield from source.leads_to(MARKERS)):
         yield from call_by_name(source, out, name, MARKERS)
     else:
         yield from _typed(source, out, name)

@@ -36,6 +36,7 @@ _WRITTEN = ParameterFormat(
     (KEY, *MARKERS),
     lines=False,
     name=r"[^<\s]([^<]*[^<\s])?",
+    over=(END,),
 )
 
 

@@ -36,6 +36,7 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _CHANNELS = ("analysis", "commentary", "final")
 _WORD = re.compile(r"\w+")
 _MARKER = re.compile("|".join(map(re.escape, MARKERS)))
+_BREAK = re.compile("|".join(map(re.escape, _OVER)))
 REASONING = ReasoningTags(f"{CHANNEL}analysis{MESSAGE}", END)
 
 
@@ -78,10 +79,12 @@ def _ends(out: ParsedOutput, at: int) -> None:
 
 
 def _header(source: ParsedText, out: ParsedOutput) -> Wait[str | None]:
-    """Reads the header of the next message; None if there is none. Words without a message are content."""
+    """Reads the header of the next message; None if there is none. Words without a message are content. A
+    header that the model ended or began anew is dropped.
+    """
     parts: list[str] = []
     if (yield from source.upto((MESSAGE,), parts.append)):
-        return "".join(parts)
+        return _BREAK.split("".join(parts))[-1]
     said = "".join(parts)
     _ends(out, 0)
     if CHANNEL not in said and START not in said:

@@ -25,6 +25,7 @@ _WRITTEN = ParameterFormat(
     (PARAMETER, INVOKE_END, INVOKE, *MARKERS),
     lines=False,
     name=_TITLE.pattern,
+    over=(INVOKE_END, END),
 )
 _CALL = CallTags(PARAMETER, '">', INVOKE_END, _TITLE, _WRITTEN)
 

@@ -19,14 +19,13 @@ from gateway.parsers.calls import (
     arguments,
     attempt,
     call_by_name,
-    call_object,
     call_objects,
     either,
-    listed,
     repeated,
     sequence,
     text,
 )
+from gateway.parsers.lists import any_calls
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.source import MalformedOutput, ParsedText, Wait
 
@@ -38,23 +37,19 @@ def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called."""
     while (yield from source.upto(MARKERS, out.content)):
         yield from source.space()
-        if (yield from source.peek()) == "[":
-            yield from listed(source, out, lambda before: _item(source, out, before))
+        if (yield from source.peek()) in ("[", "{"):
+            yield from any_calls(source, out)
         else:
             yield from attempt(source, out, _named(source, out, tools))
-
-
-def _item(source: ParsedText, out: ParsedOutput, before: str) -> Wait[None]:
-    yield from source.expect(before)
-    yield from source.space()
-    yield from call_object(source, out)
 
 
 def _named(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads one call whose name stands before its arguments. Without any, a marker or a tool tells a call."""
     name = yield from source.run(NAME)
+    yield from source.space()
     if (yield from source.skip(CALL_ID)):
         yield from source.run(_ID)
+        yield from source.space()
     is_marked = yield from source.skip(ARGUMENTS)
     yield from source.space()
     if not is_marked and name not in tools and (yield from source.peek()) != "{":

@@ -55,6 +55,11 @@ class ValueKind(NamedTuple):
         """Whether it is JSON if it can be read as such, else text."""
         return not self.is_text and not self.is_optional
 
+    @property
+    def may_be_text(self) -> bool:
+        """Whether it may be text, if it cannot be read as JSON."""
+        return "string" in self.forms or ANY in self.forms
+
     def names(self, value: Any) -> bool:
         """Whether the schema names the type of the value, as Python has it."""
         return form_of(value) in self.forms

@@ -36,6 +36,7 @@ def _tags(markers: tuple[str, str], around: str) -> CallTags:
         follow=(PARAMETER, FUNCTION_END, FUNCTION, *markers),
         lines=bool(around),
         name=_TITLE.pattern,
+        over=(FUNCTION_END, markers[1]),
     )
     return CallTags(PARAMETER, ">", FUNCTION_END, _TITLE, written)
 

@@ -101,6 +101,23 @@ def test_a_call_without_arguments_has_an_empty_object(format: str) -> None:
     assert check_cuts(reading(format), text, RNG) == calls(("f", "{}"), F)
 
 
+@pytest.mark.parametrize("format", BEHIND)
+def test_arguments_behind_a_name_may_be_the_text_of_an_object(format: str) -> None:
+    before, after = BEHIND[format]
+    assert check_cuts(reading(format), before + r'"{\"a\": 1}"' + after, RNG) == calls(F)
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        ("mistral_v11", '[TOOL_CALLS] f [CALL_ID]abc [ARGS] {"a": 1}'),
+        ("deepseek_v3_1", '<｜tool▁call▁begin｜>f\n<｜tool▁sep｜>\n{"a": 1}<｜tool▁call▁end｜>'),
+    ],
+)
+def test_white_space_around_a_marker_loses_no_arguments(format: str, text: str) -> None:
+    assert check_cuts(reading(format), text, RNG) == calls(F)
+
+
 @pytest.mark.parametrize(
     ("format", "text"),
     [
@@ -183,6 +200,13 @@ def test_a_call_in_an_analysis_that_never_ends_is_a_call() -> None:
     assert check_cuts(reading("gpt_oss"), f"{analysis}<|channel|>or", RNG) == thought("Hmor")
 
 
+@pytest.mark.parametrize("aborted", ["commentary to=assistant<|channel|>commentary?", "commentary", "??"])
+def test_a_header_that_ends_without_a_message_hides_no_analysis(aborted: str) -> None:
+    text = f"<|channel|>{aborted}<|end|><|start|>assistant<|channel|>analysis<|message|>Hm<|end|>"
+    found = check_cuts(reading("gpt_oss"), f"{text}<|start|>assistant<|channel|>final<|message|>Yes.", RNG)
+    assert found == [*thought("Hm"), *told("Yes.")]
+
+
 @pytest.mark.parametrize(
     ("end", "is_open"),
     [("<|channel>", True), ("<|channel>thought\n", True), ("<|channel>thought\n<channel|>", False)],
@@ -213,6 +237,7 @@ def test_the_title_of_a_channel_is_no_reasoning(is_open: bool) -> None:
 # --- what stands between marks ---------------------------------------------------------------------------
 
 Q, HEADER = '<|"|>', "<|channel|>commentary to="
+INVOKE, FUNCTION = '<minimax:tool_call>\n<invoke name="', "<tool_call>\n<function="
 BENT: list[tuple[str, str, list[Event]]] = [
     ("gemma4", f"<|tool_call>call:g{{b:Bonn, Rhine{Q}}}<tool_call|>", calls(("g", '{"b": "Bonn, Rhine"}'))),
     (
@@ -238,12 +263,28 @@ BENT: list[tuple[str, str, list[Event]]] = [
     ("glm45", "<tool_call>f<arg_key>a<arg_value>1</arg_value></tool_call>", calls(F)),
     ("gpt_oss", f'{HEADER}f <|constrain|>json<|message|>{{"a": 1}}<|call|>', calls(F)),
     ("gpt_oss", f"{HEADER}python code<|message|>1<|call|>", told("1")),
+    ("glm45", "<tool_call>g\n<arg_key>b</arg_key>\n<arg_value>x</tool_call>", calls(G)),
+    ("minimax_m2", f'{INVOKE}f">\n<parameter name="a">1</invoke>\n</minimax:tool_call>', calls(F)),
+    ("qwen3_coder", f"{FUNCTION}g>\n<parameter=b>\nx\n</function>\n</tool_call>\n", calls(G)),
+    ("qwen3_coder", f"{FUNCTION}f\n<parameter=a\n1\n</parameter>\n</function>\n</tool_call>", calls(F)),
+    (
+        "qwen3_coder",
+        f"{FUNCTION}f>\n<parameter=a>\n1\n<parameter=b>\nx\n</parameter>\n</function>\n</tool_call>",
+        calls(("f", '{"a": 1, "b": "x"}')),
+    ),
+    (
+        "qwen3_coder",
+        f"{FUNCTION}g>\n<parameter=b>\n</function>\n</tool_call>\n.\n</parameter>\n</function>",
+        calls(("g", '{"b": "</function>\\n</tool_call>\\n."}')),
+    ),
+    ("kimi_k2", '<|tool_call_begin|>functions.f:0 {"a": 1}<|tool_call_end|>', calls(F)),
+    ("mistral", '[TOOL_CALLS]{"name": "f", "arguments": {"a": 1}}', calls(F)),
 ]
 
 
 @pytest.mark.parametrize(("format", "text", "expected"), BENT)
 def test_a_mark_too_few_makes_no_call_text(format: str, text: str, expected: list[Event]) -> None:
-    """As Gemma 4, GLM-4.7 and gpt-oss leave them out."""
+    """As Gemma 4, GLM-4.7, gpt-oss and Qwen3-Coder leave them out. A tag in text is text if more follows."""
     assert check_cuts(reading(format), text, RNG) == expected
 
 
