@@ -111,7 +111,6 @@ def test_cancelled_at_any_moment(config: EngineConfig) -> None:
     [
         ({"host_cache_gb": 1e6}, "--host-cache-gb: 1e+06 GiB asked for, and the host has"),
         ({"host_cache_gb": 1e-6}, "--host-cache-gb: 1e-06 GiB hold no page of"),
-        ({"host_cache_gb": 1.0, "roles": (Role.DRAFT,)}, "a draft worker has no prefix cache"),
         ({"host_cache_gb": 1.0, "tensor_parallel_size": 2}, "GPUs that share a model have no host tier"),
     ],
 )
@@ -121,6 +120,19 @@ def test_what_cannot_be_is_refused_in_one_sentence(
     with pytest.raises(ConfigError) as refused:
         Loopback(replace(config, **changes))
     assert why in refused.value.message and refused.value.param == "host-cache-gb"
+
+
+def test_a_draft_worker_passes_over_the_flags_of_tiers(config: EngineConfig, tmp_path: Path) -> None:
+    """One list of flags can then serve all workers, as EYAS_WORKER_FLAGS of docker/compose.yaml does."""
+    tiers = {
+        "host_cache_gb": 1e6,
+        "disk_cache_dir": str(tmp_path / "pages"),
+        "kv_store": "redis://nobody:1/0",
+    }
+    decode = replace(config, roles=(Role.PREFILL, Role.DECODE))
+    cluster = Loopback(decode, replace(config, worker="drafter", roles=(Role.DRAFT,), **tiers))
+    cluster.close()
+    assert not (tmp_path / "pages").exists()
 
 
 def test_draft_workers_of_a_cluster_have_none() -> None:

@@ -29,12 +29,14 @@ _log = logging.getLogger("eyas.engine")
 
 
 def check_host_cache(config: EngineConfig) -> None:
-    """Raises ConfigError if a tier is asked for and this engine, or the memory here, has none."""
+    """Raises ConfigError if a tier is asked for and this engine, or the memory here, has none.
+
+    A draft worker has no prefix cache: it passes over such flags, as over others that are for targets, so
+    that one list of flags can serve all workers.
+    """
     requested = config.host_cache_gb
-    if not requested:
+    if not requested or config.only_drafts:
         return
-    if config.only_drafts:
-        raise ConfigError(f"--{FLAG}: a draft worker has no prefix cache", param=FLAG)
     if config.tensor_parallel_size > 1:
         raise ConfigError(f"--{FLAG}: GPUs that share a model have no host tier", param=FLAG)
     there = memory()
