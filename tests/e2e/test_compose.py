@@ -34,7 +34,7 @@ START_S = 240.0
 STOP_S = 45.0  # a worker that is asked to leave may wait for leases
 PORTS = {"redis": ("6379",), "gateway": ("8000", "8001")}
 OF_WORKERS = ("7000", "9000")
-REGISTRY = ("--registry", "redis://redis:6379/0")  # which the entrypoint adds
+REGISTRY = ("--registry", "redis://redis:6379/0")  # as the variable EYAS_REGISTRY says
 VARIABLE = re.compile(r"\$\$|\$\{\w+(?::-(?P<default>[^}]*)|:\?[^}]*)?\}")
 
 Services = dict[str, dict[str, Any]]
