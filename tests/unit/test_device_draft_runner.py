@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from eyas.engine.speculation.draft_worker.draft_sequences import NO_FEATURES, Ba
 from eyas.engine.speculation.draft_worker.seats import DraftSeats
 from tests.unit.test_device_engine import SIZES, write_head
 from tests.unit.tiny import write_tiny_llama
+from tests.unit.tiny_dflash import write_tiny_dflash
 from tests.unit.tiny_mtp import write_tiny_mimo
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -38,9 +40,10 @@ GREEDY = SamplingParams(temperature=0.0)
 @pytest.fixture(scope="module", params=["eagle3", pytest.param("three mtp layers", marks=pytest.mark.slow)])
 def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     folder = tmp_path_factory.mktemp("models")
-    if request.param == "eagle3":
+    if request.param != "three mtp layers":
         target = write_tiny_llama(folder / "target", **SIZES)
-        head = write_head(folder / "head", target)
+        write = write_head if request.param == "eagle3" else partial(write_tiny_dflash, reads=(0, 2))
+        head = write(folder / "head", target)
     else:
         target = head = write_tiny_mimo(folder / "target", stages=3, **SIZES)
     return EngineConfig(
@@ -295,6 +298,26 @@ def test_a_run_in_several_batches_is_whole_if_each_of_them_is(runners: list[Batc
         asked = replace(one, extension=replace(new, features=new.features[:3], ringed=ringed))
         found.append(runners[1].draft([asked], CHAIN)[0].whole)
     assert found == [True, False]
+
+
+@pytest.mark.parametrize("plain", ["eagle3", pytest.param("dflash", marks=pytest.mark.slow)], indirect=True)
+def test_nothing_is_drafted_below_the_pieces_of_a_run_before_its_last(
+    runners: list[BatchRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eleven rows and nine have two pieces of four before it, and three rows have none."""
+    device, counts = runners[1], list[tuple[bool, int]]()
+    assert isinstance(device, DeviceDraftRunner)
+    for batches, drafts in ((device._contexts, False), (device._drafts, True)):
+        launch = batches.launch
+        monkeypatch.setattr(
+            batches,
+            "launch",
+            lambda some, launch=launch, drafts=drafts: counts.append((drafts, len(some))) or launch(some),
+        )
+    followers = [Follower(name, 4) for name in "abc"]
+    ours, theirs = told(runners, pages(), dict(zip(followers, (11, 3, 9), strict=True)), CHAIN)
+    assert theirs == ours and counts.pop() == (True, 3)
+    assert sum(count for _, count in counts) == 4 and not any(drafts for drafts, _ in counts)
 
 
 @pytest.mark.slow

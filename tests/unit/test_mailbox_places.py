@@ -24,7 +24,7 @@ from eyas.common.types import KvKind
 from eyas.engine.batch.sequence import RingPlace, Sequence, SequenceWork
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.tree import DraftCounts
-from eyas.engine.device.slot_table import BEGINNING, FIRST, SlotOccupant, SlotTable
+from eyas.engine.device.slot_table import BEGINNING, FIRST_ROUNDS, SlotOccupant, SlotTable
 from eyas.engine.ipc import lending
 from eyas.engine.ipc.draft_channel import MailChannel, OfferedChannel, answer
 from eyas.engine.ipc.mailbox import PAGE
@@ -214,29 +214,29 @@ def test_large_features_are_lent_beside_their_commit(pair: GpuPair, monkeypatch:
 
 
 def test_rounds_count_on_a_drafter_that_has_answered(pair: GpuPair) -> None:
-    """Until then those two wait a little that may have drafts by then, and no other."""
+    """Until then those wait that may have drafts by then, and no other."""
     seq = pair.begun()
     seen, occupant = [], SlotOccupant(0, 0, drafted=True)
-    for base in (5, 6, 7, 8):
+    for base in range(5, 8 + FIRST_ROUNDS):
         assert pair.landed(seq, base, seq.ring.generation, late=True) == []
         seen.append(SlotTable._looks(seq, occupant, 64, 5))
         occupant.mailed_steps += 1
-    assert seen == [1, 5, 64 // BEGINNING, 1] and not seq.answered
+    assert seen == [1, *[5] * FIRST_ROUNDS, 64 // BEGINNING, 1] and not seq.answered
     pair.answered.mailbox(PEER).propose(
         seq.ring.number, DraftProposal(seq.uid, seq.ring.generation - 1, 6, (1,), (-1,))
     )
-    pair.landed(seq, 9, seq.ring.generation, late=True)
+    pair.landed(seq, 10, seq.ring.generation, late=True)
     assert not seq.answered, "that was the sequence before it"
     pair.answered.mailbox(PEER).propose(
         seq.ring.number, DraftProposal(seq.uid, seq.ring.generation, 6, (1,), (-1,))
     )
-    pair.landed(seq, 10, seq.ring.generation, late=True)
+    pair.landed(seq, 11, seq.ring.generation, late=True)
     assert seq.answered and SlotTable._looks(seq, occupant, 64, 5) == 64
     pair.drafter.close(seq)
     assert pair.drafter.open(seq, 4, None) and not seq.answered
 
 
-@pytest.mark.parametrize(("others", "looks"), [(0, 64 // FIRST), (3, 64 // FIRST // 4)])
+@pytest.mark.parametrize(("others", "looks"), [(0, 64), (3, 64 // 4)])
 def test_first_rounds_wait_the_less_the_more_others_wait_with_them(
     pair: GpuPair, others: int, looks: int
 ) -> None:
@@ -247,7 +247,7 @@ def test_first_rounds_wait_the_less_the_more_others_wait_with_them(
     work = SequenceWork(seq, 5, [1], None, sample=True, round=True)
     alone = SequenceWork(Sequence(9, seq.generation, 0, (1,), []), 5, [1], None, sample=True, round=True)
     assert table._first_looks([work, *[alone] * others], 64) == looks
-    table._occupants[0].mailed_steps = 2
+    table._occupants[0].mailed_steps = FIRST_ROUNDS + 1
     assert table._first_looks([work], 64) == 1
 
 

@@ -18,6 +18,7 @@ from eyas.engine.ipc.mailbox import DraftMailbox, MailLayout
 from eyas.engine.ipc.messages import DraftClose, DraftPeerGone
 from eyas.engine.ipc.row_ring import LocalGpu
 from eyas.engine.kernels.exchange.mail_rounds import WRONG
+from eyas.engine.speculation.draft_worker import draft_engine
 from eyas.engine.speculation.draft_worker.draft_sequences import LOST_FEATURES, NO_SENSE
 from eyas.engine.speculation.draft_worker.mailed_rounds import MailedSequence
 
@@ -134,6 +135,37 @@ def test_a_batch_waits_for_those_with_rows_and_gives_way_to_first_ones(drive: Ah
         drive.device.stopped > before and len(drive.seen) == passes + 1 and drive.seen[-1].tokens == [12, 13]
     )
     assert {one.place.number for one in drive.device.launched[-1]} == {1, 2}
+
+
+def test_where_most_begin_all_are_drafted_for_together(
+    drive: AheadDrive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No batch is launched for the others, and rounds wait for the ends of prompts that come behind them."""
+    monkeypatch.setattr(draft_engine, "SPIN_S", 5.0)
+    monkeypatch.setattr(draft_engine, "BUSY_S", 60.0)
+    drive.follow(steps=2, draft_tokens=3)
+    before = len(drive.device.launched)
+    opens = [msgspec.structs.replace(_open(seq, base=3, place=seq - 2), steps=2) for seq in (2, 3)]
+    drive.up(*opens)
+    assert len(drive.device.launched) == before and not drive.engine._ahead.flying
+    posted, look, passes = drive.engine._posted, drive.engine._posted._look, list[int]()
+
+    def looking() -> int:
+        came = look()
+        if came:  # behind the round
+            for seq in (2, 3):
+                drive.post(seq - 2, seq, 3, 12, 13)
+        return came
+
+    draft = drive.runner.draft
+    monkeypatch.setattr(posted, "_look", looking)
+    monkeypatch.setattr(
+        drive.runner, "draft", lambda asked, spec: passes.append(len(asked)) or draft(asked, spec)
+    )
+    drive.post(2, 1, 4, 11)
+    drive.hear()
+    assert passes == [3]
+    assert {one.place.number for one in drive.device.launched[-1]} == {0, 1, 2}
 
 
 @pytest.mark.parametrize(

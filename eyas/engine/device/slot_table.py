@@ -24,13 +24,13 @@ MOST_FORCED_AHEAD = 4
 """Sequences of a step for which it is looked what their grammars force behind it: up to 0.6 ms each."""
 
 
-BEGINNING = 4
-"""The second round behind a prompt waits a fourth as long as others for a drafter that has not answered yet:
-with few sequences it may be in time.
+FIRST_ROUNDS = 2
+"""Rounds behind a prompt that wait for a drafter that has the prompt's rows and has not answered yet. All
+sequences of a step wait with them: as long as others, times the share of them that begin.
 """
-FIRST = 2
-"""The first round behind a prompt, whose drafter has the prompt's rows, waits at most half as long as others.
-All sequences of a step wait with it, so the wait is that times the share of them that begin.
+BEGINNING = 4
+"""The round behind these waits a fourth as long as others for such a drafter, and so does the first one of a
+sequence whose drafter has heard of it by the fronts: with few sequences it may be in time.
 """
 
 
@@ -199,13 +199,16 @@ class SlotTable:
         """
         if seq.answered:
             return polls
-        return {1: first, 2: max(polls // BEGINNING, 1)}.get(occupant.mailed_steps, 1)
+        if 0 < occupant.mailed_steps <= FIRST_ROUNDS:
+            return first
+        return max(polls // BEGINNING, 1) if occupant.mailed_steps == FIRST_ROUNDS + 1 else 1
 
     def _first_looks(self, works: SequenceOf[SequenceWork], polls: int) -> int:
-        """How often first rounds behind prompts look for their drafts."""
+        """How often FIRST_ROUNDS look for their drafts."""
         fresh = [work for work in works if work.round and work.seq.mailed and not work.seq.answered]
-        begun = [w for w in fresh if not self._is_new(w) and self.occupant(w).mailed_steps == 1]
-        return max(polls * len(begun) // (FIRST * len(works)), 1) if begun else 1
+        known = [self.occupant(work).mailed_steps for work in fresh if not self._is_new(work)]
+        begun = sum(0 < steps <= FIRST_ROUNDS for steps in known)
+        return max(polls * begun // len(works), 1)
 
     def _expect(self, work: SequenceWork, occupant: SlotOccupant, writes: TableWrites) -> None:
         """What recent answers say of a sequence has changed."""
@@ -246,7 +249,7 @@ class SlotTable:
             writes.ring(seq.slot, seq.ring)  # whatever the sequence before it had
         return SlotOccupant(
             *(seq.occupancy, seq.choice, drafted, seq.continuation, seq.ring),
-            mailed_steps=2 * work.round,  # its drafter hears of it by the fronts, not sooner than of a second
+            mailed_steps=work.round and FIRST_ROUNDS + 1,  # its drafter hears of it by the fronts
         )
 
     def _is_drafted_for(self, work: SequenceWork) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, zip_longest
 
@@ -23,19 +23,22 @@ from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.batch.sections import sections
 from eyas.engine.batch.tables import SlotTables, TableWrites
 from eyas.engine.batch.tree import DraftTree
+from eyas.engine.kernels.drafts.rounds import RoundRows
 from eyas.engine.kernels.exchange import row_ring
 from eyas.engine.kernels.launch.recording import GraphRecorder
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, ProposedTree
 from eyas.engine.speculation.draft_worker.seats import DraftSeats, DraftState, padded_size
 
-WRITES = 4
-"""Changes to the tables that a batch has room for, per sequence: new pages. More go there before it."""
+WRITES = 12
+"""Changes to the tables that a batch has room for, per sequence: all about a new one, or new pages. More go
+there before it.
+"""
 
 
 class BatchProgram:
-    """The launches for one layout, on memory that stays where it is. `results` int32 [batch or more,
-    `DraftState.result_words`].
+    """The launches for one layout, on memory that stays where it is. `results` int32 [batch or more, 1 or
+    `DraftState.result_words`]: whether it drafts too.
     """
 
     def __init__(
@@ -51,25 +54,97 @@ class BatchProgram:
         self._results = results[: layout.batch]
 
     def run(self) -> None:
-        """The tables' new entries, features, rows and proposals; then what became of it. The same calls run
-        at once and into a graph.
+        """The tables' new entries, features and rows; proposals, if it drafts; then what became of it. The
+        same calls run at once and into a graph.
         """
         state, tables, part = self._state, self._state.tables, self._part
         slots = part["slots"].long()
         tables.apply(torch.stack((part["places"], part["words"])))
-        tables.length.index_copy_(0, slots, part["ends"])
         state.firsts.index_copy_(0, slots, part["lowest"])
-        if state.proposer.head.whole or state.proposer.head.block is not None:
-            tables.root.index_copy_(0, slots, part["tokens"].index_select(0, part["last"]))
         self._features.copy_(self._near)
         self._lost.zero_()
         row_ring.take(part["rings"].view(torch.int64).view(2, -1), self._owners, self._features, self._lost)
         rounds = DecodeRows(part["slots"], part["starts"], self._few)
+        results = [self._lost[:, None]]
+        if self._results.shape[1] > 1:
+            self._draft(slots, rounds)
+            results += [table.index_select(0, slots) for table in (tables.drafts, tables.parents)]
+        else:
+            rows = RoundRows(part["tokens"], part["positions"], part["kv_rows"], part["starts"])
+            state.proposer.keep(self._features, rows, rounds)
+        self._results.copy_(torch.cat(results, 1))
+
+    def _draft(self, slots: torch.Tensor, rounds: DecodeRows) -> None:
+        state, tables, part = self._state, self._state.tables, self._part
+        tables.length.index_copy_(0, slots, part["ends"])
+        if state.proposer.head.whole or state.proposer.head.block is not None:
+            tables.root.index_copy_(0, slots, part["tokens"].index_select(0, part["last"]))
         rows = ForwardRows(part["tokens"], part["positions"], part["kv_rows"], rounds, firsts=state.firsts)
-        spec, batch = state.proposer.spec, part["slots"].shape[0]
+        spec, batch = state.proposer.spec, rounds.slots.shape[0]
         state.proposer.draft(self._features, rows, part["last"], part["slots"], spec, batch)
-        both = [table.index_select(0, slots) for table in (tables.drafts, tables.parents)]
-        self._results.copy_(torch.cat((self._lost[:, None], *both), 1))
+
+
+class DraftBatches:
+    """Batches of up to `few` rows of each sequence, one at a time: they draft below these rows, or only write
+    their draft KV. `sizes`: as of `DeviceDraftRunner`.
+    """
+
+    def __init__(self, state: DraftState, seats: DraftSeats, sizes: SequenceOf[int], *, drafts: bool) -> None:
+        self._state, self._seats, self._sizes, most = state, seats, sizes, seats.count
+        self.few = state.proposer.path_rows
+        self._buffer = BatchBuffer(self._layout(most), state.width, state.tables, state.page_size)
+        sizes_of = most, state.result_words if drafts else 1
+        self._results = torch.zeros(sizes_of, dtype=torch.int32, device=state.device)
+        self._landed = torch.zeros(sizes_of, dtype=torch.int32, pin_memory=state.device != "cpu")
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, BatchProgram]] = {}  # which has what that uses
+        self._flying: SequenceOf[DraftInput] = ()
+
+    @torch.inference_mode()
+    def capture(self, recorder: GraphRecorder) -> None:
+        """Records a graph for each size."""
+        for size in reversed(self._sizes):
+            self._fill(size, ())
+            program = self._program(size)
+            program.run()  # compiles and loads what it needs
+            graph = torch.cuda.CUDAGraph()
+            with recorder.recording(graph):
+                program.run()
+            self.graphs[size] = graph, program
+
+    def launch(self, inputs: SequenceOf[DraftInput]) -> None:
+        """A batch of up to as many inputs as there are seats, of up to `few` rows each. None is in flight."""
+        size = padded_size(self._sizes, len(inputs))
+        self._fill(size, inputs)
+        if (captured := self.graphs.get(size)) is not None:
+            captured[0].replay()
+        else:
+            self._program(size).run()
+        self._landed[: len(inputs)].copy_(self._results[: len(inputs)], non_blocking=True)
+        self._flying = inputs
+
+    def land(self) -> list[tuple[DraftInput, list[int]]]:
+        """The results of each input of the batch in flight; none, if there is none. Waits."""
+        flying, self._flying = self._flying, ()
+        if flying and self._state.device != "cpu":
+            torch.cuda.current_stream().synchronize()
+        return list(zip(flying, self._landed[: len(flying)].tolist(), strict=True))
+
+    def _layout(self, size: int) -> BatchLayout:
+        return BatchLayout(size, self.few)
+
+    def _program(self, size: int) -> BatchProgram:
+        return BatchProgram(self._state, self._layout(size), self._buffer.device, self._results)
+
+    def _fill(self, size: int, inputs: SequenceOf[DraftInput]) -> None:
+        """Sends these inputs to the device, in the memory of a batch of this size."""
+        writes, slots = TableWrites(self._state.tables), []
+        for one in inputs:
+            seat, new = self._seats.of(one.owner), one.extension
+            if not seat.pages:
+                writes.occupy(seat.slot, one.params, one.choice, speculative=MOST_STEPS)
+            seat.write_pages(writes, new.pages, new.offset // self._state.page_size)
+            slots.append(seat.slot)
+        self._buffer.send(self._layout(size), inputs, slots, writes.array())
 
 
 class DeviceDraftRunner:
@@ -78,18 +153,11 @@ class DeviceDraftRunner:
     """
 
     def __init__(self, state: DraftState, seats: DraftSeats, sizes: SequenceOf[int]) -> None:
-        self._state, self._proposer, self.tables = state, state.proposer, state.tables
-        self._sizes = sizes
-        self._few = state.proposer.path_rows
+        self._proposer, self.tables = state.proposer, state.tables
         self.alignment = state.page_size  # a page table has a place per page of positions
         self._seats = seats
-        self._buffer = BatchBuffer(
-            self._layout(self._seats.count), state.width, state.tables, state.page_size
-        )
-        sizes_of = self._seats.count, state.result_words
-        self._results = torch.zeros(sizes_of, dtype=torch.int32, device=state.device)
-        self._landed = torch.zeros(sizes_of, dtype=torch.int32, pin_memory=state.device != "cpu")
-        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, BatchProgram]] = {}  # which has what that uses
+        self._drafts = DraftBatches(state, seats, sizes, drafts=True)
+        self._contexts = DraftBatches(state, seats, sizes, drafts=False)
 
     @property
     def pool(self) -> KvPool:
@@ -100,6 +168,11 @@ class DeviceDraftRunner:
         """How many rows behind the certain ones `draft` may write: its own shape's, whatever `spec` wants."""
         own, block = self._proposer.spec, self._proposer.head.block
         return own.steps * own.topk if block is None else block.width(own.steps)
+
+    def capture(self, recorder: GraphRecorder) -> None:
+        """Records a graph for each size."""
+        self._drafts.capture(recorder)
+        self._contexts.capture(recorder)
 
     @torch.inference_mode()
     def draft(self, inputs: SequenceOf[DraftInput], spec: SpeculationConfig) -> list[ProposedTree]:
@@ -118,13 +191,23 @@ class DeviceDraftRunner:
         return tree.truncate_depth(spec.steps).thin(spec.topk).narrow(spec.width - 1)
 
     def _runs(self, inputs: SequenceOf[DraftInput]) -> list[ProposedTree]:
-        """Of at most as many sequences as there are slots: the proposal below all rows of each."""
-        proposed: dict[Hashable, ProposedTree] = {}
-        for some in self._turns([_cut_up(one, self._few) for one in inputs]):
-            for one, (tree, whole) in zip(some, self._batch(some), strict=True):
-                before = proposed.get(one.owner)
-                proposed[one.owner] = ProposedTree(tree, whole and (before is None or before.whole))
-        return [proposed[one.owner] for one in inputs]
+        """Of at most as many sequences as there are slots: the proposal below all rows of each. Nothing is
+        drafted below the pieces of a run before its last.
+        """
+        runs, lost = [_cut_up(one, self._drafts.few) for one in inputs], set[Hashable]()
+        for some in self._turns([pieces[:-1] for pieces in runs]):
+            lost |= _lost_owners(self._contexts.land())
+            self._contexts.launch(some)
+        self._drafts.launch([pieces[-1] for pieces in runs])
+        landed = self._drafts.land()
+        lost |= _lost_owners(self._contexts.land()) | _lost_owners(landed)
+        most = self.tables.drafts.shape[1]
+        proposed = []
+        for one, (_, *words) in landed:
+            drafts, parents = words[:most], words[most:]
+            nodes = drafts.index(-1) if -1 in drafts else most
+            proposed.append(ProposedTree(DraftTree(drafts[:nodes], parents[:nodes]), one.owner not in lost))
+        return proposed
 
     def _turns(self, runs: SequenceOf[list[DraftInput]]) -> Iterator[list[DraftInput]]:
         """The pieces of runs, batch by batch: the first of all runs, then the next ones; all together, if the
@@ -136,54 +219,10 @@ class DeviceDraftRunner:
         pieces, most = list(chain.from_iterable(runs)), self._seats.count
         yield from (pieces[first : first + most] for first in range(0, len(pieces), most))
 
-    def _batch(self, inputs: SequenceOf[DraftInput]) -> list[ProposedTree]:
-        """The proposals below inputs of up to `_few` rows each; several may be pieces of one run, in order.
-        Waits.
-        """
-        size = self._fill(padded_size(self._sizes, len(inputs)), inputs)
-        if (captured := self.graphs.get(size)) is not None:
-            captured[0].replay()
-        else:
-            self._program(size).run()
-        landed = self._landed[: len(inputs)]
-        landed.copy_(self._results[: len(inputs)], non_blocking=True)
-        if self._state.device != "cpu":
-            torch.cuda.current_stream().synchronize()
-        proposed, most = [], self.tables.drafts.shape[1]
-        for lost, *words in landed.tolist():
-            drafts, parents = words[:most], words[most:]
-            nodes = drafts.index(-1) if -1 in drafts else most
-            proposed.append(ProposedTree(DraftTree(drafts[:nodes], parents[:nodes]), not lost))
-        return proposed
 
-    @torch.inference_mode()
-    def capture(self, recorder: GraphRecorder) -> None:
-        """Records a graph for each size."""
-        for size in reversed(self._sizes):
-            program = self._program(self._fill(size, ()))
-            program.run()  # compiles and loads what it needs
-            graph = torch.cuda.CUDAGraph()
-            with recorder.recording(graph):
-                program.run()
-            self.graphs[size] = graph, program
-
-    def _layout(self, size: int) -> BatchLayout:
-        return BatchLayout(size, self._few)
-
-    def _program(self, size: int) -> BatchProgram:
-        return BatchProgram(self._state, self._layout(size), self._buffer.device, self._results)
-
-    def _fill(self, size: int, inputs: SequenceOf[DraftInput]) -> int:
-        """Sends these inputs to the device, in the memory of a batch of this size."""
-        writes, slots = TableWrites(self.tables), []
-        for one in inputs:
-            seat, new = self._seats.of(one.owner), one.extension
-            if not seat.pages:
-                writes.occupy(seat.slot, one.params, one.choice, speculative=MOST_STEPS)
-            seat.write_pages(writes, new.pages, new.offset // self.alignment)
-            slots.append(seat.slot)
-        self._buffer.send(self._layout(size), inputs, slots, writes.array())
-        return size
+def _lost_owners(landed: SequenceOf[tuple[DraftInput, list[int]]]) -> set[Hashable]:
+    """The owners of inputs with a feature that was lost."""
+    return {one.owner for one, (lost, *_) in landed if lost}
 
 
 def _cut_up(one: DraftInput, few: int) -> list[DraftInput]:
@@ -195,9 +234,9 @@ def _cut_up(one: DraftInput, few: int) -> list[DraftInput]:
     for first in range(0, len(new.tokens), few):
         end = first + few
         ringed = new.ringed[max(first - near, 0) : max(end - near, 0)]
-        tokens, features = new.tokens[first:end], new.features[first:end]
-        piece = replace(new, base=new.base + first, tokens=tokens, features=features, ringed=ringed)
-        pieces.append(replace(one, extension=piece))
+        tokens, features = new.tokens[first:end], new.features[first:end] if near else new.features
+        piece = DraftExtension(new.pages, new.base + first, tokens, features, new.offset, ringed, new.adapter)
+        pieces.append(DraftInput(one.owner, piece, one.params, one.choice, one.lowest))
     return pieces
 
 
@@ -324,19 +363,14 @@ class BatchBuffer:
         inputs: SequenceOf[DraftInput],
         slots: SequenceOf[int],
     ) -> None:
-        """Where each one's certain rows begin, and where its sequence's end. The padding slot fills up.
-
-        All pieces of a run have the same end in the tables: each proposes below the run's last row.
-        """
+        """Where each one's certain rows begin and end. The padding slot fills up."""
         starts = [one.extension.offset + one.extension.base for one in inputs]
         counts = [len(one.extension.tokens) for one in inputs]
-        last_of = {slot: i for i, slot in enumerate(slots)}
-        newest = [last_of[slot] for slot in slots]
         for name, values, other in (
             ("slots", slots, self._tables.padding_slot),
             ("starts", starts, 0),
-            ("ends", [starts[i] + counts[i] for i in newest], 0),
-            ("last", [i * layout.few + counts[i] - 1 for i in newest], 0),
+            ("ends", [start + count for start, count in zip(starts, counts, strict=True)], 0),
+            ("last", [i * layout.few + count - 1 for i, count in enumerate(counts)], 0),
             ("lowest", [one.lowest for one in inputs], 0),
         ):
             part[name][: len(values)], part[name][len(values) :] = values, other

@@ -150,7 +150,7 @@ class DraftEngine:
                 self._step()
                 self._parts.pulls.poll(time.monotonic())
                 self._report()
-                if self._posted.busy:
+                if self._posted.busy and not self._posted.most_begin:
                     self._ahead.launch()
         finally:
             self._close()
@@ -303,8 +303,14 @@ class PostedCommits:
     @property
     def any_starts(self) -> bool:
         """Have the first rows of a sequence come, which a batch on the device does not wait for?"""
-        new = [(key, one) for key, one in self._expected if not one.started and not one.commits]
-        return any(self._rounds(key, one) != () for key, one in new)
+        return any(self._rounds(key, one) != () for key, one in self._beginning)
+
+    @property
+    def most_begin(self) -> bool:
+        """Are the first rows of most sequences still to come? Steps wait for these then: a batch on the
+        device would be in their way, and all are drafted for together.
+        """
+        return 2 * len(self._beginning) > len(self._expected)
 
     @property
     def busy(self) -> bool:
@@ -314,19 +320,21 @@ class PostedCommits:
     def pass_on(self) -> bool:
         """The sequences get the commits that have come, if any; while it is busy, waits a little for them.
 
-        What a step has posted for some sequences it posts for the others in the same moment, so it looks
-        again until nothing more has come, or all have: they are drafted for together.
+        What a step has posted for some sequences it posts for the others in the same moment, but ends of
+        prompts behind rounds. So it looks again until nothing more has come, or all have: they are drafted
+        for together.
         """
         wait_s = SPIN_S if self.busy else 0.0
         deadline = time.monotonic() + wait_s
         while not (came := self._look()) and time.monotonic() < deadline:
             pass
-        some, more = came > 0, came
+        if not (more := came):
+            return False
         deadline = time.monotonic() + wait_s
-        while more and came < len(self._expected) and time.monotonic() < deadline:
+        while came < len(self._expected) and (more or self.most_begin) and time.monotonic() < deadline:
             more = self._look()
             came += more
-        return some
+        return True
 
     def answer(self, key: Key, followed: DraftedSequence, proposal: DraftProposal) -> bool:
         """Leaves a proposal in the sequence's mailbox. False: it has none."""
@@ -346,6 +354,11 @@ class PostedCommits:
         """Sequences whose next rows are to be in a mailbox: what these ask for is known."""
         followed = self._sequences.followed.items()
         return [(key, one) for key, one in followed if one.mailed and one.latest is not None]
+
+    @property
+    def _beginning(self) -> list[tuple[Key, DraftedSequence]]:
+        """Those of them whose first rows have not come."""
+        return [(key, one) for key, one in self._expected if not one.started and not one.commits]
 
     def _look(self) -> int:
         """How many sequences' rounds have come."""
