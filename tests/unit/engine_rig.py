@@ -85,11 +85,12 @@ class MetPulls(PullManager):
         super().receive(command)
 
 
-def hand_pulls(copier: HandCopier, page_size: int, outbox: EventOutbox) -> PullManager:
+def hand_pulls(copier: HandCopier, page_size: int, outbox: EventOutbox, first: int = 1) -> PullManager:
+    """`first`: the number of its first pull."""
     routes, wire, numbers = (
         KnownRoutes({}, "auto", RankPools(GEOMETRY)),
         FrontWire(outbox),
-        itertools.count(1),
+        itertools.count(first),
     )
     return MetPulls(copier, routes, wire, page_size, outbox, numbers, KvPeers(""))  # type: ignore[arg-type]
 

@@ -6,7 +6,7 @@ import time
 
 import msgspec
 import pytest
-from engine_rig import PAGE, VOCAB, Rig, handle, request
+from engine_rig import PAGE, VOCAB, HandCopier, Rig, hand_pulls, handle, request
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.types import FinishCause, FirstToken, KvKind, RequestChoice, WorkerBacklog
@@ -17,13 +17,16 @@ from eyas.engine.ipc.messages import (
     DrainEngine,
     OpenPull,
     PrefillPrompt,
+    PullDone,
     PullReady,
+    PullReleased,
     ReleaseHandle,
     ReleaseLease,
     RequestFailed,
     SubmitGeneration,
 )
 from eyas.engine.scheduling.backlog import backlog
+from eyas.engine.scheduling.draft_kv import DraftKv
 
 THREE = (RequestChoice(0), RequestChoice(1), RequestChoice(2))
 
@@ -225,6 +228,83 @@ def test_pulled_pages_enter_a_cache_with_draft_kv_only_if_they_have_it() -> None
     assert rig.joined and rig.cache.cached_pages == 0
     rig.requests.cancel(CancelGeneration("a"))
     assert rig.pool.used == 0
+
+
+class DraftPulls:
+    """Both pulls of a prompt of ten rows, whose pages are taken back and lent again."""
+
+    def __init__(self) -> None:
+        self.rig = Rig(lookahead=1)
+        self._copier = HandCopier()
+        self._pulls = hand_pulls(self._copier, PAGE, self.rig.outbox, first=100)
+        self.rig.requests.draft_kv = DraftKv(self._pulls, self.rig.pool, PAGE)
+        self.rig.submit(request(10), attach=True)
+        self.rig.requests.attach(AttachKv("a", 1, (handle(10), handle(9, id=2, group=KvKind.DRAFT))))
+        opened = self.rig.said(OpenPull)
+        self._target, self._draft = sorted(opened, key=lambda pull: pull.handle.group != KvKind.TARGET)
+        self.poll()
+
+    def poll(self) -> None:
+        self.rig.poll()
+        self._pulls.poll(time.monotonic())
+        self.rig.requests.join(time.monotonic())
+
+    def pause(self) -> None:
+        """As one that retracts, for a few loops."""
+        self.rig.requests.retract()
+        self.rig.requests.lends = False
+        for _ in range(3):
+            self.poll()
+        assert not self.rig.held(), "memory may leave"
+        self.rig.requests.lends = True
+        self.poll()
+
+    def done(self, rows: int) -> None:
+        """The owner has the draft KV of these rows, and all of them once they are nine."""
+        told = PullReady(self._draft.pull, rows) if rows < 9 else PullDone(self._draft.pull, ())
+        self._pulls.receive(told)
+        self.poll()
+
+    def copied(self) -> None:
+        self._copier.finish()
+        self.poll()
+
+    def confirmed(self) -> None:
+        """The owner says that what was copied of the draft KV is good."""
+        self._pulls.receive(PullReleased(self._draft.pull, True))
+
+    def arrived(self) -> int:
+        """The rows of draft KV with which the prompt begins."""
+        self.rig.arrive(self._target, FirstToken(0, 5))
+        self.rig.requests.join(time.monotonic())
+        (seq,) = self.rig.joined
+        return seq.draft_len
+
+
+@pytest.mark.parametrize("rows", [0, 4])
+def test_the_draft_kv_of_a_prompt_that_loses_its_pages_comes_into_the_next_ones(rows: int) -> None:
+    """Also if some of it was there."""
+    pulls = DraftPulls()
+    pulls.done(rows)
+    pulls.copied()
+    pulls.pause()
+    pulls.done(9)
+    pulls.copied()
+    pulls.confirmed()
+    assert pulls.arrived() == 9
+
+
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_draft_kv_that_had_come_before_its_pages_were_lost_comes_no_more(confirmed: bool) -> None:
+    """Its owner has let go of it: the prompt begins without it."""
+    pulls = DraftPulls()
+    pulls.done(9)
+    pulls.copied()
+    if confirmed:
+        pulls.confirmed()
+    pulls.pause()
+    pulls.confirmed()
+    assert pulls.arrived() == 0
 
 
 def test_a_follower_without_a_slot_can_be_cancelled_while_it_waits() -> None:

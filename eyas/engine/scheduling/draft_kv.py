@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from operator import is_
 
 from eyas.common.errors import EyasError
 from eyas.common.types import KvHandle
@@ -59,11 +61,16 @@ class DraftKv:
             coming.pages, coming.filled = pages, filled
 
     def taken(self, pages: list[int]) -> None:
-        """A prompt has lost the pages that it was lent: its draft KV does not come again."""
+        """A prompt has lost the pages that it was lent, as in a pause. Its draft KV comes into the next ones,
+        unless it was all here: its owner has let go of it then.
+        """
         for generation, coming in self._coming.items():
             if coming.pages == pages:
-                self._pulls.cancel(generation)
-                coming.pages, coming.rows, coming.over = None, 0, True
+                coming.pages, coming.rows = None, 0
+                waits = generation in self._pulls.waiting()
+                if not waits and not self._pulls.preempt(partial(is_, generation)):
+                    self._pulls.cancel(generation)
+                    coming.over = True
 
     def keep(self, generation: Generation, arrival: PullArrival) -> bool:
         """The prompt's target KV is here. True: `complete` gives it back, with its draft KV or without."""
