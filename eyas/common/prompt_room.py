@@ -6,9 +6,9 @@ costs, and in which order prompts are computed, it does not know.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 MANY_STEPS = 4
 """Prompts take precedence over decoding speed when more of their tokens wait than this number of the largest
@@ -26,9 +26,16 @@ MOST_TOGETHER = 8192
 """Rows of a step with several prompts: the first of them waits for the last. One alone may have more."""
 
 LONG_PROMPT = 4096
-"""A prompt of more tokens, cached ones not counted, has half of a step's prompt rows while others decode: its
-own first token is far off, and the tokens of those that decode come sooner. Shorter prompts have the other
-half. Where several long prompts run, the first has all rows: with half of them each, all would come late.
+"""A prompt of more tokens, cached ones not counted, has few of a step's prompt rows while others decode: its
+own first token is far off, and the tokens of those that decode come sooner. Shorter prompts have the rest.
+"""
+
+LONG_PART = 4
+"""The part of `mixed_tokens` that a long prompt has as rows: 128 of 512."""
+
+AHEAD = 16
+"""It has one row more for each of so many tokens of long prompts that it waits for, or that wait for it: the
+rows of a step follow the rate at which long prompts come.
 """
 
 STEP_GRAIN = 64
@@ -56,7 +63,7 @@ def beside(chunk_tokens: int) -> int:
 
 @dataclass(frozen=True)
 class PromptRoom:
-    """A step has room for `rows` prompt rows, up to `long_rows` of them of each long prompt."""
+    """A step has room for `rows` prompt rows, up to `long_rows` of them of long prompts."""
 
     rows: int
     long_rows: int
@@ -65,9 +72,20 @@ class PromptRoom:
         """The rows that a prompt may have of which `prompt` tokens are not cached."""
         return min(self.rows, self.long_rows) if prompt > LONG_PROMPT else self.rows
 
-    def behind(self, taken: int) -> PromptRoom:
-        """The room for further prompts behind one that has taken `taken` rows."""
-        return replace(self, rows=max(min(self.rows, MOST_TOGETHER) - taken, 0))
+    def behind(self, prompt: int, taken: int) -> PromptRoom:
+        """The room for other prompts behind one of `prompt` tokens, cached ones not counted, with `taken` rows."""
+        rows = max(min(self.rows, MOST_TOGETHER) - taken, 0)
+        return PromptRoom(rows, max(self.long_rows - taken * (prompt > LONG_PROMPT), 0))
+
+
+class WaitingPrompt(NamedTuple):
+    """A prompt that is not computed: its tokens beyond the cached ones, and those that are still missing.
+    `ahead`: the missing tokens of long prompts when it came.
+    """
+
+    tokens: int
+    missing: int
+    ahead: int = 0
 
 
 class PromptLimits(Protocol):
@@ -82,37 +100,44 @@ class PromptLimits(Protocol):
         """(number of decoding sequences, whether many prompt tokens wait) -> prompt rows beside them."""
 
     @property
-    def long_prompt_rows(self) -> Callable[[int], int] | None:
-        """(number of decoding sequences) -> those of these rows that a lone long prompt may have."""
+    def long_prompt_rows(self) -> Callable[[int, int], int] | None:
+        """(number of decoding sequences, tokens ahead) -> those of these rows that long prompts may have."""
 
 
-def prompt_room(limits: PromptLimits, decoding: int, waiting: Iterable[tuple[int, int]]) -> PromptRoom:
-    """The room of the next step: all rows if nothing decodes, few beside `decoding` sequences, of which a
-    long prompt has half unless another one waits; more if many tokens do.
-
-    `waiting`: of each prompt that is not computed, its tokens beyond the cached ones, and those that are
-    still missing.
+def prompt_room(limits: PromptLimits, decoding: int, waiting: Iterable[WaitingPrompt]) -> PromptRoom:
+    """The room of the next step: all rows if nothing decodes, few beside `decoding` sequences, and of these
+    few for long prompts; more if many tokens wait. `waiting`: those that run come first.
     """
     if not decoding or limits.mixed_prefill_budget is None:
         return PromptRoom(limits.chunk_tokens, limits.chunk_tokens)
-    many, backlog, long = MANY_STEPS * beside(limits.chunk_tokens), 0, 0
-    for tokens, missing in waiting:
-        backlog += missing
-        long += tokens > LONG_PROMPT
+    many, backlog, long = MANY_STEPS * beside(limits.chunk_tokens), 0, list[WaitingPrompt]()
+    for prompt in waiting:
+        backlog += prompt.missing
         if backlog > many:
             most = limits.mixed_prefill_budget(decoding, True)
             return PromptRoom(most, most)
+        if prompt.tokens > LONG_PROMPT:
+            long.append(prompt)
     rows = limits.mixed_prefill_budget(decoding, False)
-    if long != 1 or limits.long_prompt_rows is None:
+    if not long or limits.long_prompt_rows is None:
         return PromptRoom(rows, rows)
-    return PromptRoom(rows, limits.long_prompt_rows(decoding))
+    missing = [prompt.missing for prompt in long]
+    ahead = max(long[0].ahead, sum(missing) - max(missing))
+    return PromptRoom(rows, limits.long_prompt_rows(decoding, ahead))
+
+
+def tokens_ahead(prompt: int, waiting: Iterable[WaitingPrompt]) -> int:
+    """The `ahead` of a prompt of `prompt` tokens that comes now, if it is long."""
+    if prompt <= LONG_PROMPT:
+        return 0
+    return sum(other.missing for other in waiting if other.tokens > LONG_PROMPT)
 
 
 def room_behind(limits: PromptLimits, decoding: int, tokens: int, queued: int) -> PromptRoom:
     """The room of a step in which a prompt of `tokens` tokens waits behind `queued` tokens of other prompts,
     none of which is long.
     """
-    return prompt_room(limits, decoding, ((tokens, tokens), (0, queued)))
+    return prompt_room(limits, decoding, (WaitingPrompt(tokens, tokens), WaitingPrompt(0, queued)))
 
 
 def rows_of(limits: PromptLimits, decoding: int, tokens: int, queued: int = 0) -> int:
@@ -134,11 +159,16 @@ class StepBudget:
         most = max(beside(self.chunk_tokens), self.mixed_tokens) if many else self.mixed_tokens
         return max(most - decoding, LEAST_ROWS)
 
-    def long_prompt_rows(self, decoding: int) -> int:
-        """Those of a lone long prompt: about half of them, in a step of one of `step_totals`."""
+    def long_prompt_rows(self, decoding: int, ahead: int) -> int:
+        """Those of long prompts with `ahead` tokens ahead, in a step of one of `step_totals`."""
         rows = self.mixed_prefill_budget(decoding, False)
         if self.mixed_tokens >= self.chunk_tokens:
             return rows
         sizes = [total - decoding for total in step_totals(self.mixed_tokens)]
-        sizes = [size for size in sizes if size >= LEAST_ROWS]
-        return max((size for size in sizes if size <= rows // 2), default=min([*sizes, rows]))
+        return long_rows([size for size in sizes if size >= LEAST_ROWS] or [rows], self.mixed_tokens, ahead)
+
+
+def long_rows(sizes: Sequence[int], mixed_tokens: int, ahead: int) -> int:
+    """The rows of long prompts with `ahead` tokens ahead: one of the `sizes`, ascending."""
+    wished = mixed_tokens // LONG_PART + ahead // AHEAD
+    return max((size for size in sizes if size <= wished), default=sizes[0])

@@ -11,9 +11,10 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from eyas.common.prompt_room import prompt_room
+from eyas.common.prompt_room import WaitingPrompt, prompt_room, tokens_ahead
 from eyas.common.step_times import PaceMeter, PromptShare, StepPace, StepTimes
 from eyas.engine.scheduling.limits import GPU_YIELD
 from eyas.simulator.hardware import WorkerHardware
@@ -58,7 +59,7 @@ class SimulatedJob:
     """A request in the cluster. `decode` and `prefill`: indices of its workers; times in seconds, or None.
 
     `missing`, `sent`, `cached`: tokens of its prompt that are not computed, whose pages were sent or were
-    there, and that were in the cache of the worker that computes it.
+    there, and that were in the cache of the worker that computes it. `ahead`: as of `WaitingPrompt`.
     """
 
     number: int
@@ -68,6 +69,7 @@ class SimulatedJob:
     missing: int = 0
     sent: int = 0
     cached: int = 0
+    ahead: int = 0
     first_s: float | None = None
     end_s: float | None = None
 
@@ -165,6 +167,7 @@ class SimulatedWorker:
 
     def enqueue(self, job: SimulatedJob, now: float) -> None:
         """Takes a prompt to compute."""
+        job.ahead = tokens_ahead(job.arrival.prompt, self._missing())
         self.queued += job.missing
         delay = GPU_YIELD.seconds(job.arrival.prompt)
         heapq.heappush(self._waiting, (now + delay, job.number, job))
@@ -252,21 +255,28 @@ class SimulatedWorker:
         """The prompt rows of the next step."""
         if not self.queued:
             return ()
-        jobs = itertools.chain(self._prompts, (job for _, _, job in self._waiting))
-        missing = ((job.uncached, job.missing) for job in jobs)
-        room = prompt_room(self.hardware.budget, len(self._decoding), missing)
+        room = prompt_room(self.hardware.budget, len(self._decoding), self._missing())
         rows = []
+
+        def take(job: SimulatedJob) -> None:
+            nonlocal room
+            taken = min(job.missing, room.of(job.uncached))
+            room = room.behind(job.uncached, taken)
+            if taken:
+                rows.append((job, taken))
+
         for job in self._prompts:
-            if not room.rows:
-                break
-            rows.append((job, min(job.missing, room.of(job.uncached))))
-            room = room.behind(rows[-1][1])
+            take(job)
         while room.rows and self._waiting and self._admit(self._waiting[0][2]):
             job = heapq.heappop(self._waiting)[2]
             self._prompts.append(job)
-            rows.append((job, min(job.missing, room.of(job.uncached))))
-            room = room.behind(rows[-1][1])
+            take(job)
         return tuple(rows)
+
+    def _missing(self) -> Iterator[WaitingPrompt]:
+        """The prompts that are not computed."""
+        for job in itertools.chain(self._prompts, (job for _, _, job in self._waiting)):
+            yield WaitingPrompt(job.uncached, job.missing, job.ahead)
 
     def _admit(self, job: SimulatedJob) -> bool:
         tokens = self.hardware.held(job.arrival.prompt if job.apart else job.length)

@@ -84,16 +84,20 @@ def test_rounds_leave_room_for_prompts() -> None:
     assert GraphBuckets(1, 4, (), (), 100).mixed_prefill_budget(7, False) == 93
 
 
-def test_a_long_prompt_has_half_of_these_rows_and_a_graph_too() -> None:
+def test_long_prompts_have_a_quarter_of_the_mixed_tokens_and_more_if_some_waited_and_a_graph() -> None:
     buckets = GraphBuckets(1, 32, (8, 48, 256), (8, 48, 256), 3072, 512)
     captured = set(buckets.captured())
     for batch in range(1, 257):
-        rows = buckets.mixed_prefill_budget(batch, False)
-        half = buckets.long_prompt_rows(batch)
-        assert rows / 3 < half <= rows / 2 and buckets.shape(batch, half, -(-half // 32), 1) in captured
-    assert buckets.long_prompt_rows(48) == 256 - 48
-    assert replace(buckets, mixed_tokens=320).long_prompt_rows(48) == 160 - 48
-    assert GraphBuckets(1, 4, (), (), 100).long_prompt_rows(7) == 93, "all steps alike"
+        rows, before = buckets.mixed_prefill_budget(batch, False), 0
+        for ahead in (0, 1000, 2000, 4000, 8192):
+            few = buckets.long_prompt_rows(batch, ahead)
+            assert max(before, 64) <= few <= max(min(rows, 128 + ahead // 16), 64)
+            assert buckets.shape(batch, few, -(-few // 32), 1) in captured
+            before = few
+        assert few == rows, "after one of 8,192 tokens all"
+    assert buckets.long_prompt_rows(48, 0) == 160 - 48 and buckets.long_prompt_rows(48, 256) == 192 - 48
+    assert replace(buckets, mixed_tokens=1024).long_prompt_rows(48, 0) == 256 - 48
+    assert GraphBuckets(1, 4, (), (), 100).long_prompt_rows(7, 0) == 93, "all steps alike"
 
 
 def test_a_step_of_prompts_as_small_as_a_mixed_one_has_a_graph_beside_rounds() -> None:
@@ -117,7 +121,8 @@ def test_a_router_expects_the_chunks_that_a_step_has(chunk: int) -> None:
         for many in (False, True):
             rows = buckets.mixed_prefill_budget(decoding, many)
             assert expected.mixed_prefill_budget(decoding, many) == rows
-        assert expected.long_prompt_rows(decoding) == buckets.long_prompt_rows(decoding)
+        for ahead in (0, 500, 8000):
+            assert expected.long_prompt_rows(decoding, ahead) == buckets.long_prompt_rows(decoding, ahead)
 
 
 def test_larger_totals_come_in_larger_steps() -> None:

@@ -114,7 +114,8 @@ def test_prompts_beside_rounds_are_cut_small_until_many_wait(waiting: int, expec
     [
         pytest.param([20], [3], id="long"),
         pytest.param([12], [8], id="not long"),
-        pytest.param([20, 18], [8], id="two"),
+        pytest.param([20, 18], [7], id="two"),
+        pytest.param([18, 16, 4], [6, 2], id="two, and a short one behind"),
         pytest.param([20, 5], [3, 5], id="a short one behind"),
         pytest.param([40], [9], id="many tokens"),
     ],
@@ -128,12 +129,12 @@ def test_a_long_prompt_leaves_room_beside_rounds(
         rig.scheduler.limits,
         chunk_tokens=9,
         mixed_prefill_budget=lambda _, many: 9 if many else 8,
-        long_prompt_rows=lambda rounds: 2 + rounds,
+        long_prompt_rows=lambda rounds, ahead: 2 + rounds + ahead // 4,
     )
     rig.submit(request(2, max_tokens=9, id="running"))
     _apply(rig, rig.scheduler.schedule())
     for number, count in enumerate(prompts):
-        rig.submit(request(tuple(range(50 * number + 20, 50 * number + 20 + count)), id=str(number)))
+        rig.submit(request(tuple(range(30 * number + 20, 30 * number + 20 + count)), id=str(number)))
     rounds, *chunks = rig.scheduler.schedule()
     assert rounds.round and [len(chunk.tokens) for chunk in chunks] == expected
 
@@ -142,7 +143,7 @@ def test_long_prompts_have_all_rows_where_nothing_decodes(monkeypatch: pytest.Mo
     monkeypatch.setattr(prompt_room, "LONG_PROMPT", 14)
     rig = Rig(max_running=4)
     rig.scheduler.tables.limits = replace(
-        rig.scheduler.limits, chunk_tokens=9, mixed_prefill_budget=lambda *_: 8, long_prompt_rows=lambda _: 3
+        rig.scheduler.limits, chunk_tokens=9, mixed_prefill_budget=lambda *_: 8, long_prompt_rows=lambda *_: 3
     )
     rig.submit(request(tuple(range(20, 40)), id="long"))
     assert [len(work.tokens) for work in rig.scheduler.schedule()] == [9]

@@ -150,6 +150,7 @@ class Sequence:
     adapter_slot: int = 0  # that of its adapter on the device; 0: none
     occupancy: int = -1  # a number that is new each time that a sequence takes a slot
     in_flight: int = 0  # launched steps whose tokens are not yet in `output`
+    ahead: int = 0  # missing tokens of long prompts when it came, if its own is long
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.output)

@@ -18,7 +18,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from eyas.common.prompt_room import LEAST_ROWS, beside, step_totals
+from eyas.common.prompt_room import LEAST_ROWS, beside, long_rows, step_totals
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.device.step import StepShape
 from eyas.engine.kernels.launch.sizes import padded_batch
@@ -66,15 +66,14 @@ class GraphBuckets:
             return max(most - batch * self.width, self._least)
         return self._chunks(_next(self.mixed_batches, batch) or batch)[-1]
 
-    def long_prompt_rows(self, batch: int) -> int:
-        """The most of these rows that one long prompt has where not many wait: about half of them, with which
+    def long_prompt_rows(self, batch: int, ahead: int) -> int:
+        """Those of these rows that long prompts with `ahead` tokens ahead have where not many wait: with them
         the step has a captured shape too.
         """
         rows = self.mixed_prefill_budget(batch, False)
         if not 0 < self.mixed_tokens < self.chunk_tokens:
             return rows
-        sizes = self._chunks(_next(self.mixed_batches, batch) or batch)
-        return max((size for size in sizes if size <= rows // 2), default=sizes[0])
+        return long_rows(self._chunks(_next(self.mixed_batches, batch) or batch), self.mixed_tokens, ahead)
 
     def shape(
         self, batch: int, chunk: int, tiles: int, ends: int, singles: int = 0, prompts: int = 0

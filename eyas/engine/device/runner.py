@@ -304,9 +304,9 @@ class DeviceRunner:
         """
         return self._beside_prompts.mixed_prefill_budget(rounds, many)
 
-    def long_prompt_rows(self, rounds: int) -> int:
-        """The prompt rows that one long prompt should have, if not many wait."""
-        return self._beside_prompts.long_prompt_rows(rounds)
+    def long_prompt_rows(self, rounds: int, ahead: int) -> int:
+        """Those of long prompts with `ahead` tokens ahead, if not many wait."""
+        return self._beside_prompts.long_prompt_rows(rounds, ahead)
 
     @property
     def _beside_prompts(self) -> GraphBuckets:

@@ -37,8 +37,8 @@ class BatchLimits:
     pages. It is larger where the next round is launched before the result of the current one is known.
     `mixed_prefill_budget`: (number of decoding sequences, whether many prompt tokens wait) -> prompt rows
     that may run in the same step. None: `chunk_tokens`.
-    `long_prompt_rows`: (number of decoding sequences) -> those of them that one prompt of more than
-    `LONG_PROMPT` tokens may have, unless more than one or many tokens wait. None: all of them.
+    `long_prompt_rows`: (number of decoding sequences, tokens ahead) -> those of them that prompts of more
+    than `LONG_PROMPT` tokens may have, unless many tokens wait. None: all of them.
     `room`: what a step may take; where more sequences decode than that has room for, requests take turns.
     None: all decode in every step. For devices on which a step's time grows with its rows.
     `yields`: how long a prompt lets shorter ones pass; by default none does.
@@ -50,7 +50,7 @@ class BatchLimits:
     round_rows: int
     rounds_ahead: int = 2
     mixed_prefill_budget: Callable[[int, bool], int] | None = None
-    long_prompt_rows: Callable[[int], int] | None = None
+    long_prompt_rows: Callable[[int, int], int] | None = None
     room: StepRoom | None = None
     yields: PromptYield = PromptYield()
 

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as SequenceOf
 
-from eyas.common.prompt_room import PromptRoom, prompt_room
+from eyas.common.prompt_room import PromptRoom, WaitingPrompt, prompt_room, tokens_ahead
 from eyas.engine.batch.page_table import PageTable
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.ipc.messages import StateCache
@@ -88,6 +88,7 @@ class Scheduler:
 
     def enqueue(self, seq: Sequence) -> None:
         """Puts a sequence into the queue, to be admitted when its turn comes."""
+        seq.ahead = tokens_ahead(len(seq), self._missing())
         self.waiting.add(seq)
 
     def pass_on(self) -> Sequence | None:
@@ -305,11 +306,11 @@ class Scheduler:
             works = [work for work in works if work.occupancy == work.seq.occupancy]
         return works
 
-    def _missing(self) -> Iterator[tuple[int, int]]:
-        """The tokens of each prompt that are not cached, and how many are missing before its last."""
+    def _missing(self) -> Iterator[WaitingPrompt]:
+        """The prompts that are not computed; of each, the last token does not count as missing."""
         for seq in itertools.chain(self.running, self.waiting):
             if seq.missing > 1:
-                yield _uncached(seq), seq.missing - 1
+                yield WaitingPrompt(_uncached(seq), seq.missing - 1, seq.ahead)
 
     def _prompts(self, room: PromptRoom) -> list[SequenceWork]:
         """Chunks of prompts that run and of prompts that are admitted now, as far as there is room.
@@ -322,10 +323,10 @@ class Scheduler:
             if self._turns is not None:
                 works += (admitted := self._admissions(room, before=seq))
                 for work in admitted:
-                    room = room.behind(self._rows_taken(work))
+                    room = self._behind(room, work)
             if seq.occupancy == occupancy and (chunk := self._chunk(seq, room)):
                 works.append(chunk)
-                room = room.behind(self._rows_taken(chunk))
+                room = self._behind(room, chunk)
         return works + self._admissions(room)
 
     def _admissions(self, room: PromptRoom, before: Sequence | None = None) -> list[SequenceWork]:
@@ -353,7 +354,7 @@ class Scheduler:
             shares.add(seq.generation, 1 + seq.keeps)
             if chunk := self._chunk(seq, room):
                 works.append(chunk)
-                room = room.behind(self._rows_taken(chunk))
+                room = self._behind(room, chunk)
         return works
 
     def _in_turn(self) -> SequenceOf[Sequence]:
@@ -391,10 +392,11 @@ class Scheduler:
             return None
         return SequenceWork(seq, seq.kv_len, seq.tokens(seq.kv_len, stop), None, sample=stop == len(seq))
 
-    def _rows_taken(self, chunk: SequenceWork) -> int:
-        """The rows of a budget that a chunk takes: its own, or rows without context that take as long."""
+    def _behind(self, room: PromptRoom, chunk: SequenceWork) -> PromptRoom:
+        """The room behind a chunk, which takes its own rows, or rows without context that take as long."""
         rows = len(chunk.tokens)
-        return rows if self._turns is None else round(self._turns.room.cost(rows, chunk.start))
+        taken = rows if self._turns is None else round(self._turns.room.cost(rows, chunk.start))
+        return room.behind(_uncached(chunk.seq), taken)
 
     def _admit(self, seq: Sequence, shares: CallShares) -> bool:
         """Gives a waiting sequence pages for all its rows, or none if the host loads some. False: it waits.
