@@ -33,7 +33,7 @@ own first token is far off, and the tokens of those that decode come sooner. Sho
 LONG_PART = 4
 """The part of `mixed_tokens` that a long prompt has as rows: 128 of 512."""
 
-AHEAD = 16
+AHEAD_PER_ROW = 16
 """It has one row more for each of so many tokens of long prompts that it waits for, or that wait for it: the
 rows of a step follow the rate at which long prompts come.
 """
@@ -73,7 +73,7 @@ class PromptRoom:
         return min(self.rows, self.long_rows) if prompt > LONG_PROMPT else self.rows
 
     def behind(self, prompt: int, taken: int) -> PromptRoom:
-        """The room for other prompts behind one of `prompt` tokens, cached ones not counted, with `taken` rows."""
+        """The room behind a prompt of `prompt` tokens, cached ones not counted, that takes `taken` rows."""
         rows = max(min(self.rows, MOST_TOGETHER) - taken, 0)
         return PromptRoom(rows, max(self.long_rows - taken * (prompt > LONG_PROMPT), 0))
 
@@ -134,10 +134,8 @@ def tokens_ahead(prompt: int, waiting: Iterable[WaitingPrompt]) -> int:
 
 
 def room_behind(limits: PromptLimits, decoding: int, tokens: int, queued: int) -> PromptRoom:
-    """The room of a step in which a prompt of `tokens` tokens waits behind `queued` tokens of other prompts,
-    none of which is long.
-    """
-    return prompt_room(limits, decoding, (WaitingPrompt(tokens, tokens), WaitingPrompt(0, queued)))
+    """The room of a step in which a prompt of `tokens` tokens waits behind `queued` tokens of others."""
+    return prompt_room(limits, decoding, (WaitingPrompt(tokens, tokens, queued), WaitingPrompt(0, queued)))
 
 
 def rows_of(limits: PromptLimits, decoding: int, tokens: int, queued: int = 0) -> int:
@@ -170,5 +168,5 @@ class StepBudget:
 
 def long_rows(sizes: Sequence[int], mixed_tokens: int, ahead: int) -> int:
     """The rows of long prompts with `ahead` tokens ahead: one of the `sizes`, ascending."""
-    wished = mixed_tokens // LONG_PART + ahead // AHEAD
+    wished = mixed_tokens // LONG_PART + ahead // AHEAD_PER_ROW
     return max((size for size in sizes if size <= wished), default=sizes[0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from eyas.common.prompt_room import rows_of
+from eyas.common.prompt_room import room_behind
 from gateway.routing.placement import LatencyTargets, MeasuredRates
 
 TAIL = 0.1
@@ -106,38 +106,47 @@ def steady(
     """The steady state under `rate` requests per second; OVERLOADED if there is none."""
     if prefilling:
         tpot = _decoding(mix, rate, workers - prefilling, 0.0, rates)
-        return SteadyLatency(_first(mix, _own_s(mix, rates, 0), rate, prefilling), tpot)
+        return SteadyLatency(_first(mix, _prompt_s(mix, rates, 0), rate, prefilling), tpot)
     tpot = _decoding(mix, rate, workers, mix.missing, rates)
     if math.isinf(tpot):
         return OVERLOADED
     sequences = rate / workers * mix.output * tpot
-    return SteadyLatency(_first(mix, _own_s(mix, rates, sequences), rate, workers), tpot)
+    return SteadyLatency(_first(mix, _prompt_s(mix, rates, sequences), rate, workers), tpot)
 
 
 def _context(mix: RequestMix) -> float:
     return mix.prompt + mix.output / 2
 
 
-def _own_s(mix: RequestMix, rates: MeasuredRates, sequences: float) -> float:
-    """Seconds to compute a mean prompt beside `sequences`, with nothing before it in the queue."""
+def _prompt_s(mix: RequestMix, rates: MeasuredRates, sequences: float) -> tuple[float, float]:
+    """Seconds to compute a mean prompt beside `sequences`, alone and where others wait: with few rows of each
+    step if it is long, and with all of them.
+    """
     decoding, missing = round(sequences), max(round(mix.missing), 1)
-    rows = rows_of(rates.budget, decoding, missing)
-    pairs = rows * (mix.prompt - mix.missing / 2)
-    return missing / rows * rates.times.step_s(decoding, decoding * _context(mix), rows, pairs)
+    room = room_behind(rates.budget, decoding, missing, 0)
+
+    def seconds(most: int) -> float:
+        rows = min(most, missing)
+        pairs = rows * (mix.prompt - mix.missing / 2)
+        return missing / rows * rates.times.step_s(decoding, decoding * _context(mix), rows, pairs)
+
+    return seconds(room.of(missing)), seconds(room.rows)
 
 
-def _first(mix: RequestMix, service_s: float, rate: float, servers: int) -> float:
+def _first(mix: RequestMix, prompt_s: tuple[float, float], rate: float, servers: int) -> float:
     """The tail of waiting and service in one line for `servers`, after Pollaczek, Khinchine and Sakasegawa.
+    `prompt_s`: see `_prompt_s`.
 
     Of requests that come together the last ones wait for the others.
     """
+    alone_s, service_s = prompt_s
     busy = rate * service_s / servers
     if busy >= 1.0:
         return math.inf
     wait = service_s * mix.spread * mix.burst / (2 * servers * (1 - busy))  # the mean of requests that wait
     waiters = busy ** (math.sqrt(2 * (servers + 1)) - 1)
     waiting = wait * math.log(waiters / TAIL) if waiters > TAIL else 0.0
-    longest = service_s * (1 + LONG * math.sqrt(mix.spread - 1))
+    longest = alone_s * (1 + LONG * math.sqrt(mix.spread - 1))
     before = max(mix.burst / servers - 1, 0.0) * service_s
     return longest + (1 - TAIL) * before + waiting
 
@@ -158,7 +167,9 @@ def _decoding(mix: RequestMix, all_rate: float, workers: int, prompts: float, ra
         plain, slower, estimate = rates.times.step_s(decoding, context), 0.0, 0.0
         if prompts:
             tokens = max(round(prompts), 1)
-            rows = rows_of(rates.budget, decoding, tokens, round(prompts * burst) - round(prompts))
+            # All rows, also of a long prompt: what a prompt adds does not depend on how it is cut.
+            together = max(round(prompts * burst), tokens)
+            rows = min(room_behind(rates.budget, decoding, tokens, together - tokens).rows, together)
             mixed = rates.times.step_s(decoding, context, rows, rows * mix.prompt / 2)
             slower = prompts / rows * (mixed - plain)
             if rate * prompts / rows * mixed >= 1.0 or rate * slower >= 1.0:
