@@ -8,6 +8,7 @@ one line on standard error and a non-zero exit code.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import logging
 import os
@@ -19,7 +20,7 @@ import eyas
 from eyas.commands import INTERRUPTED, USAGE_ERROR, CommandEntry, CommandParser
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.logging import announce, setup
-from eyas.common.machine.processes import import_safely
+from eyas.common.machine.processes import import_safely, open_standard_files
 
 if TYPE_CHECKING:
     from eyas.common.config import EngineConfig
@@ -35,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     if argv is None:
         import_safely()
+        open_standard_files()
     try:
         args, unknown = _parser().parse_known_args(argv)
         if unknown:
@@ -142,7 +144,8 @@ def _serve(args: argparse.Namespace) -> int:
     from eyas.cluster.serve import LocalCluster
 
     async def until_stopped(cluster: LocalCluster) -> int:
-        print("Ctrl-C stops it.", flush=True)
+        with contextlib.suppress(OSError):  # as all that is printed of a cluster
+            print("Ctrl-C stops it.", flush=True)
         await asyncio.Event().wait()
         return 0
 
@@ -185,8 +188,6 @@ def _serve_worker(args: argparse.Namespace, process: EngineProcess) -> int:
 
 def _check_room(engine: EngineConfig) -> None:
     """Raises ConfigError unless a worker alone has room here. (A cluster's launcher looks at its own.)"""
-    import contextlib
-
     from eyas.cluster.checks import check_room
     from eyas.common.machine import gpus
     from eyas.common.machine.memory import memory

@@ -6,6 +6,7 @@ updated; elsewhere it is printed once. Where logs are JSON, all of standard erro
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 
@@ -38,7 +39,8 @@ def run_on_screen(config: ServeConfig, work: Work, *, quiet: bool = False, notes
 
 
 class ClusterScreen:
-    """Prints what happens to a `LocalCluster`, whose callbacks are `log` and `progress`.
+    """Prints what happens to a `LocalCluster`, whose callbacks are `log` and `progress`. Lines that cannot be
+    written are lost: a full disk ends no server.
 
     `quiet`: no logs. `json`: each line of standard error is a record, as `eyas.common.logging` writes them.
     """
@@ -54,16 +56,18 @@ class ClusterScreen:
         """Prints one line of a process's log. Any thread may call it."""
         if self._quiet:
             return
-        if self._json:
-            sys.stderr.write(eyas_logging.as_record(name, line) + "\n")  # whole: threads share it
-        else:
-            self._console.print(f"[{name}] {line}", markup=False)
+        with contextlib.suppress(OSError):
+            if self._json:
+                sys.stderr.write(eyas_logging.as_record(name, line) + "\n")  # whole: threads share it
+            else:
+                self._console.print(f"[{name}] {line}", markup=False)
 
     def _say(self, line: str) -> None:
-        if self._json:
-            eyas_logging.announce(line)
-        else:
-            self._console.print(line, markup=False)
+        with contextlib.suppress(OSError):
+            if self._json:
+                eyas_logging.announce(line)
+            else:
+                self._console.print(line, markup=False)
 
     def progress(self, silent: list[str], waited_s: float) -> None:
         """Shows how far the start is: the processes that are not ready yet."""
@@ -87,6 +91,7 @@ class ClusterScreen:
     def ready(self, cluster: LocalCluster) -> None:
         """Prints the addresses of a cluster that is ready."""
         self.close()
-        print(f"{cluster.model} is ready after {cluster.start_s:.1f} s: {', '.join(cluster.pids)}")
-        print(f"  OpenAI API  {cluster.url}/v1")
-        print(f"  gRPC        {cluster.grpc_address}", flush=True)
+        with contextlib.suppress(OSError):
+            print(f"{cluster.model} is ready after {cluster.start_s:.1f} s: {', '.join(cluster.pids)}")
+            print(f"  OpenAI API  {cluster.url}/v1")
+            print(f"  gRPC        {cluster.grpc_address}", flush=True)

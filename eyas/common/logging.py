@@ -83,12 +83,16 @@ def _uncaught(what: str, error: BaseException | None) -> None:
 
 
 def announce(line: str, level: int = logging.INFO) -> None:
-    """Writes a line that others may wait for: as it is, or in JSON as the message of a record."""
+    """Writes a line that others may wait for: as it is, or in JSON as the message of a record.
+
+    As any line of a log it is lost if it cannot be written: a full disk ends no server.
+    """
     if any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers):
         logger = logging.getLogger("eyas")  # whatever its level
         logger.handle(logger.makeRecord(logger.name, level, __file__, 0, "%s", (line,), None))
     else:
-        print(line, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            print(line, file=sys.stderr, flush=True)
 
 
 def as_record(process: str, line: str) -> str:

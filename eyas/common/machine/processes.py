@@ -43,6 +43,19 @@ def import_safely() -> None:
     os.environ[_SAFE_PATH] = "1"
 
 
+def open_standard_files() -> None:
+    """Opens /dev/null in place of standard input, output and error that were closed before the start.
+
+    Else the next sockets have their numbers: libraries write their complaints there, and libuv does not close
+    such a socket, but aborts.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # as Python says that it is closed
+            file = open(os.devnull, mode)  # takes the lowest number that is free, which is this file's
+            os.set_inheritable(file.fileno(), True)
+            setattr(sys, name, file)
+
+
 def importing_safely() -> AbstractContextManager[None]:
     """Sets safe imports for processes that multiprocessing starts inside: these have no command of ours."""
     return with_variable(_SAFE_PATH, "1")

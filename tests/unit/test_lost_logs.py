@@ -1,0 +1,72 @@
+"""Logs that cannot be written, or have nowhere to go, end no server."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from eyas.cluster.screen import ClusterScreen
+from eyas.common.cluster.listening import free_ports
+from eyas.common.config import NANO
+
+# Files 0 to 2 as a service manager may leave them: on a disk that is full, or closed.
+FULL = "exec 1> /dev/full 2>&1"
+CLOSED = "exec 0<&- 1>&- 2>&-"
+
+
+@pytest.mark.parametrize("files", [FULL, CLOSED])
+def test_a_gateway_serves_and_leaves_without_a_log(files: str) -> None:
+    ports = free_ports()
+    port = next(ports)
+    flags = f"--registry static:127.0.0.1:1 --model {NANO} --port {port} --grpc-port {next(ports)}"
+    words = f"{files}; exec {sys.executable} -m eyas.cli gateway {flags}"
+    process = subprocess.Popen(
+        ["sh", "-c", words], env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not _answers(port):
+            assert process.poll() is None, f"it ended with code {process.returncode}"
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/version", trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+class FullDisk(io.TextIOBase):
+    """A file on a disk that is full."""
+
+    def write(self, _: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_a_cluster_goes_on_when_its_lines_are_lost(json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, FullDisk())
+    screen = ClusterScreen(quiet=False, json=json)
+    screen.progress(["decode-0"], 0.0)
+    screen.log("decode-0", "a line")
+    cluster: Any = SimpleNamespace(model="m", start_s=1.0, pids={"decode-0": 1}, url="u", grpc_address="g")
+    screen.ready(cluster)
+    screen.stopping(5.0)
