@@ -24,6 +24,10 @@ from gateway.routing.ledger import LegLoad, UnderWay
 
 _log = logging.getLogger("eyas.gateway")
 
+LAST_WORDS_S = 0.1
+"""How long a Prefill call whose request is over is still read. A prompt that was done when its caller left
+has no stream that could be cancelled, and its handles are on their way."""
+
 
 class LegDraining(msgspec.Struct, frozen=True):
     """The leg's worker takes no new requests. The leg may stay, or its request may move."""
@@ -143,6 +147,8 @@ class PrefillLeg:
         self.admitted = False
         self.handles: tuple[KvHandle, ...] | None = None
         self._sent = 0.0
+        self._calling = False
+        self._closed = False
         self._cluster = cluster
         self._owner = owner
         self._task: asyncio.Task[None] | None = None
@@ -161,8 +167,13 @@ class PrefillLeg:
         return msgspec.structs.replace(timings, worker=self.worker, role=Role.PREFILL, sent=self._sent)
 
     def close(self) -> None:
-        """Ends the call if it still runs. Idempotent."""
-        if self._task is not None:
+        """Ends the call if it still runs. Idempotent. Handles that come within `LAST_WORDS_S` go back."""
+        if self._task is None or self._closed:
+            return
+        self._closed = True
+        if self._calling and self.handles is None:
+            asyncio.get_running_loop().call_later(LAST_WORDS_S, self._task.cancel)
+        else:
             self._task.cancel()
 
     async def _follow(
@@ -176,7 +187,11 @@ class PrefillLeg:
         done = False
         try:
             await self._cluster.pace.send(request.caller, len(request.prompt_ids), request.timeout_s)
+            self._calling = True
             async for event in client.prefill(request, attempt, offer_draft):
+                if self._closed and isinstance(event, PrefillStarted):
+                    self._cluster.give_back(self.worker, event.handles, attempt)
+                    return
                 match event:
                     case RequestAdmitted():
                         self.admitted = True

@@ -95,6 +95,7 @@ class ScriptedWorker(
     script: Script = field(default_factory=Script)
     heard: list[tuple[str, Any]] = field(default_factory=list)
     prefills_cancelled: int = 0
+    prefills_done: int = 0
     _sessions: list[asyncio.Queue[decode_pb2.DecodeServiceSessionResponse | None]] = field(
         default_factory=list
     )
@@ -178,6 +179,7 @@ class ScriptedWorker(
             first = [convert.first_token_to_pb(self._first(request, c)) for c in request.choices]
             timings = convert.timings_to_pb(EngineTimings(prefill_ms=1.0))
             yield prefill_pb2.PrefillResponse(done=prefill_pb2.PrefillDone(choices=first, timings=timings))
+            self.prefills_done += 1
         except (asyncio.CancelledError, GeneratorExit):
             self.prefills_cancelled += 1
             raise

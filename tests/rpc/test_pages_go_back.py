@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from scripted_backend import first
@@ -11,6 +13,7 @@ from scripted_worker import workers
 
 from eyas.common.cluster import roster
 from eyas.common.errors import Overloaded, Unavailable
+from eyas.common.wire import clients
 from gateway.backends import retries
 from gateway.routing import cluster
 
@@ -28,6 +31,29 @@ async def test_pages_that_decode_was_not_told_of_go_back() -> None:
         assert [kind for kind, _ in decode.heard] == ["submit", "cancel"]
         (release,) = prefill.of("release")
         assert (release.epoch, release.id, release.attempt) == (1, 1, 1)
+
+
+async def test_pages_whose_handles_were_on_their_way_when_the_caller_left_go_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The prompt was done: there was no stream any more that could be cancelled."""
+    said, prefill_call = asyncio.Event(), clients.PrefillClient.prefill
+
+    async def late(self: clients.PrefillClient, *given: Any) -> AsyncIterator[clients.PrefillEvent]:
+        async for event in prefill_call(self, *given):
+            await said.wait()
+            yield event
+
+    monkeypatch.setattr(clients.PrefillClient, "prefill", late)
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        prefill, _ = started
+        asking = asyncio.create_task(backend.start(make_request()))
+        await until(lambda: prefill.prefills_done == 1)
+        asking.cancel()
+        await asyncio.wait([asking])
+        said.set()
+        await until(lambda: len(prefill.of("release")) == 1, 5)
+        assert not prefill.prefills_cancelled
 
 
 async def test_pages_of_a_refused_request_go_back() -> None:
