@@ -32,9 +32,9 @@ from eyas.evals.scores import mcnemar
 from gateway.text.tokenizer import Tokenizer
 from tests.e2e.lossless import CHAIN, TOGETHER
 from tests.e2e.lossless_ways import InProcess, Task
+from tests.unit.bitsandbytes_formats import FORMATS as BITSANDBYTES
 from tests.unit.fp4_formats import FP4
 from tests.unit.packed_formats import KEPT, Packing, write_packed
-from tests.unit.test_bitsandbytes_weights import FORMATS as BITSANDBYTES
 
 BASE = "float32"
 _Z = 1.959964  # of a normal distribution, whose middle 95 % end there

@@ -18,8 +18,8 @@ import pytest
 from eyas import cli
 from eyas.client import Client
 from tests.e2e.served import Folders, Served, gone, make_folders, serving, wait_until
+from tests.unit.eval_files import write_problems
 from tests.unit.planted import plant
-from tests.unit.test_evals_tasks import write_problems
 
 ROOT = Path(__file__).resolve().parents[2]
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]

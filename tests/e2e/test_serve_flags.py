@@ -17,7 +17,7 @@ import pytest
 
 from eyas.common.config import NANO
 from tests.e2e.served import Folders, Served, serving, wait_until
-from tests.unit.test_tokenizer_flag import write_tokenizer
+from tests.unit.tokenizer_families import write_tokenizer
 
 NAMES = ["eyas-nano", "org/two"]
 CHAT = {"model": "eyas-nano", "messages": [{"role": "user", "content": "What is a cat?"}], "max_tokens": 24}

@@ -37,8 +37,8 @@ from eyas.engine.kernels.products.skinny_tiles import ProductShape, stretches_of
 from tests.bits.compare import Composition, differences
 from tests.bits.models import CHUNK, ROWS, Model, Step
 from tests.gpu.attend_bench import DIM, HEADS, KV_HEADS, LAYERS, Case, Pool, Prompt, queries_of
+from tests.gpu.family_models import SIZES
 from tests.gpu.skinny_bench import LAYER, LM_HEAD, Chain, Product, milliseconds, weights
-from tests.gpu.test_models_on_gpu import SIZES
 from tests.unit.families import write_family
 from tests.unit.tensor_core import multiply_add
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+SLACK = 0.25  # of the standard deviation of logits
 TIE = 0.1  # of the standard deviation of a row's merits: most of bfloat16's are below half of it
 BEFORE = 4  # rows that a row's convolutions read
 
@@ -81,3 +82,25 @@ def _turn(row: int, router: Any, given: Any, result: Any) -> Any:
     shares = logits[row].sigmoid()[experts[row]]
     weights[row] = shares / (shares.sum() + 1e-6) * router.routed_scaling_factor
     return logits, weights.to(result[1].dtype), experts
+
+
+def judge(model: Any, prompt: Sequence[int], tokens: Sequence[int]) -> None:
+    """Fails unless each token is right, perhaps after near ties of its row were decided the other way."""
+    text = torch.tensor([[*prompt, *tokens]], device=model.device)
+    with ties_seen(model) as ties:
+        behind = _behind(model, text, len(prompt))
+    for place in (behind > SLACK).nonzero()[:, 0].tolist():
+        others = []
+        for some in near(ties, len(prompt) - 1 + place):
+            with turned(some):
+                others.append(float(_behind(model, text, len(prompt))[place]))
+        assert min(others, default=1.0) <= SLACK, (place, float(behind[place]), others)
+
+
+@torch.inference_mode()
+def _behind(model: Any, text: torch.Tensor, count: int) -> torch.Tensor:
+    """How far each token behind the first `count` is from the best one, in deviations of the logits."""
+    rows = model(text).logits[0, count - 1 : -1].float()
+    told = rows.gather(1, text[0, count:, None])[:, 0]
+    behind: torch.Tensor = (rows.amax(1) - told) / rows.std()
+    return behind

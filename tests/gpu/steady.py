@@ -23,8 +23,8 @@ from eyas.common.config import EngineConfig, resolve_engine
 from eyas.common.types import GenerationRequest, TokenEntry
 from eyas.engine.ipc.messages import CancelGeneration, Event, StepReply
 from eyas.engine.loading.startup import EngineStart
+from tests.unit.device_engines import write_head
 from tests.unit.loopback import Loopback, Result
-from tests.unit.test_device_engine import write_head
 from tests.unit.tiny import write_tiny_llama
 
 if os.environ.get("TRITON_INTERPRET") == "1":

@@ -10,7 +10,7 @@ import torch
 
 from eyas.common.config import SpeculationConfig
 from eyas.engine.speculation.feature_rows import FeatureRing
-from tests.gpu.test_engine_on_gpu import _run, chats, on_gpu
+from tests.gpu.engine_runs import chats, on_gpu, run_all
 from tests.unit.wandering import wander
 
 pytestmark = [
@@ -29,7 +29,7 @@ def rounds(**changes: Any) -> list[list[tuple[tuple[int, ...], int, int]]]:
     config = on_gpu("triton", deterministic=True, speculation=spec, max_running=1, **changes)
     return [
         [(entry.tokens, entry.offered, entry.accepted) for entry in result.entries]
-        for result in _run(config, chats(24))
+        for result in run_all(config, chats(24))
     ]
 
 

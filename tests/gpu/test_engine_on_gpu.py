@@ -9,26 +9,19 @@ than `SLACK`; how many answers are equal to the last token is told, and bounded 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from eyas.common.config import EngineConfig, resolve_engine
-from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from eyas.engine.models.table import read_model
-from gateway.text.tokenizer import Tokenizer
-from tests.unit.loopback import Loopback, Result, wait_all
+from tests.gpu.engine_runs import CPU, SHAPES, SLACK, Reference, chats, cluster_of, on_gpu, run_all
+from tests.unit.loopback import Result, wait_all
 from tests.unit.tiny import write_tiny_llama
-from tools.nano.heldout import heldout_prompts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,24 +30,8 @@ pytestmark = [
 ]
 
 BACKENDS = ("torch", "triton", "flashinfer")
-SHAPES = {"gqa": {"head_dim": 64}, "mha": {"heads": 4, "kv_heads": 4}, "wide": {"hidden": 128, "heads": 8}}
-SLACK = {"float32": 0.01, "bfloat16": 0.25}  # logits; bf16's own error is 0.05 (root mean square)
 EQUAL = {"float32": 0.99, "bfloat16": 0.9}  # answers, at least
-CPU = EngineConfig(num_pages=1024, worker="cpu")
 CPU_CHATS, CHATS = 100, 500
-ANSWER = 96  # tokens at most
-WAIT_S = 240.0
-
-
-def on_gpu(backend: str, **changes: Any) -> EngineConfig:
-    """A worker with such attention; skips the test where that cannot be imported."""
-    if backend != "torch":
-        pytest.importorskip(backend, reason=f"{backend} cannot be imported", exc_type=ImportError)
-    rounds = "triton" if backend == "flashinfer" else backend
-    backends = {"attention_backend": rounds, "prefill_attention_backend": backend}
-    if backend == "flashinfer":  # a prompt's step has no graph then: in a graph they are triton's
-        changes = {"mixed_tokens": 0} | changes
-    return resolve_engine("cuda", **({"num_pages": 1024, "worker": "gpu"} | backends | changes))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -65,7 +42,7 @@ def test_logprobs_against_transformers(tmp_path: Path, shape: str, backend: str)
     prompt = torch.randint(256, (300,), generator=torch.Generator().manual_seed(0)).tolist()
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=20, prompt_logprobs=20)
     config = on_gpu(backend, model=str(folder), draft=None)
-    (result,) = _run(config, [GenerationRequest("r", tuple(prompt), params)])
+    (result,) = run_all(config, [GenerationRequest("r", tuple(prompt), params)])
     reference, told = Reference(str(folder)), result.entries[0].prompt
     assert told is not None
     answer = [logprob for entry in result.entries for logprob in entry.logprobs]
@@ -87,7 +64,7 @@ def test_logprobs_against_transformers(tmp_path: Path, shape: str, backend: str)
 def test_greedy_text_is_that_of_transformers(backend: str, dtype: str) -> None:
     """Held-out chats of the embedded model, with drafts."""
     requests = chats(CPU_CHATS)
-    results = _run(on_gpu(backend, dtype=dtype), requests)
+    results = run_all(on_gpu(backend, dtype=dtype), requests)
     reference = Reference(CPU.model)
     worst = [reference.excess(request, result) for request, result in zip(requests, results, strict=True)]
     equal = sum(excess == 0.0 for excess in worst)
@@ -100,7 +77,7 @@ def test_greedy_text_is_that_of_transformers(backend: str, dtype: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_drafts_change_no_text_but_at_near_ties(backend: str) -> None:
     requests = chats(CHATS)
-    drafted, plain = (_run(on_gpu(backend, **how), requests) for how in ({}, {"draft": None}))
+    drafted, plain = (run_all(on_gpu(backend, **how), requests) for how in ({}, {"draft": None}))
     differ = sum(a.tokens != b.tokens for a, b in zip(drafted, plain, strict=True))
     reference = Reference(CPU.model)
     worst = max(reference.excess(request, result) for request, result in zip(requests, drafted, strict=True))
@@ -111,13 +88,13 @@ def test_drafts_change_no_text_but_at_near_ties(backend: str) -> None:
 
 @pytest.fixture(scope="module")
 def cpu_results() -> list[Result]:
-    return _run(CPU, chats(CPU_CHATS))
+    return run_all(CPU, chats(CPU_CHATS))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_acceptance_is_that_of_the_cpu(cpu_results: list[Result], backend: str) -> None:
     """The same chats give the same acceptance length within the noise of near-ties, and the same answers."""
-    results = _run(on_gpu(backend), chats(CPU_CHATS))
+    results = run_all(on_gpu(backend), chats(CPU_CHATS))
     ours, wanted = acceptance_length(results), acceptance_length(cpu_results)
     equal = sum(a.tokens == b.tokens for a, b in zip(results, cpu_results, strict=True))
     print(f"\n{backend}: acceptance length {ours:.2f}, on the CPU {wanted:.2f}; {equal} equal answers")
@@ -128,7 +105,7 @@ def test_acceptance_is_that_of_the_cpu(cpu_results: list[Result], backend: str) 
 def test_prompts_go_over_to_flashinfer(caplog: pytest.LogCaptureFixture) -> None:
     """In all tests of it here, before the first prompt."""
     caplog.set_level(logging.INFO, "eyas.engine")
-    _run(on_gpu("flashinfer"), chats(2))
+    run_all(on_gpu("flashinfer"), chats(2))
     assert "prompts attend by flashinfer from now on" in caplog.messages
 
 
@@ -137,7 +114,7 @@ def test_prompts_go_over_to_flashinfer(caplog: pytest.LogCaptureFixture) -> None
 def test_time_of_a_step(backend: str, draft: str | None) -> None:
     """Told, not judged."""
     params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
-    cluster = _cluster(on_gpu(backend, draft=draft))
+    cluster = cluster_of(on_gpu(backend, draft=draft))
     try:
         for name in ("warm", "timed"):
             began = time.perf_counter()
@@ -154,74 +131,7 @@ def test_time_of_a_step(backend: str, draft: str | None) -> None:
 # --- requests and answers ------------------------------------------------------------------------------
 
 
-def chats(count: int) -> list[GenerationRequest]:
-    tokenizer = Tokenizer.load(CPU.model)
-    params = SamplingParams(temperature=0.0, max_tokens=ANSWER)
-
-    async def encode() -> list[tuple[int, ...]]:
-        return [await tokenizer.encode_chat(chat) for chat in heldout_prompts(count, seed=5)]
-
-    return [GenerationRequest(str(i), ids, params) for i, ids in enumerate(asyncio.run(encode()))]
-
-
 def acceptance_length(results: Sequence[Result]) -> float:
     """Tokens a verify step gave, its own included."""
     entries = [entry for result in results for entry in result.entries if entry.offered]
     return 1 + sum(entry.accepted for entry in entries) / len(entries)
-
-
-def _run(config: EngineConfig, requests: Sequence[GenerationRequest]) -> list[Result]:
-    """Every request's answer; no more are queued at once than the engine takes."""
-    config = replace(config, max_waiting=max(config.max_waiting, len(requests)))
-    cluster = _cluster(config)
-    try:
-        results = [cluster.submit(request, split=False) for request in requests]
-        wait_all(results, WAIT_S)
-    finally:
-        cluster.close()
-    return results
-
-
-def _cluster(config: EngineConfig) -> Loopback:
-    """Skips the test where flashinfer has no kernel for the model's heads or for this GPU, and says so."""
-    try:
-        if config.prefill_attention_backend == "flashinfer":
-            _build_flashinfer(config)
-        return Loopback(config)
-    except ConfigError as refusal:
-        if config.prefill_attention_backend != "flashinfer":
-            raise
-        pytest.skip(str(refusal))
-
-
-def _build_flashinfer(config: EngineConfig) -> None:
-    """What was built once in a process stays: the engine's own build then ends at once."""
-    from eyas.engine.attention.flashinfer_backend import Fa3Build
-
-    head_dim = read_model(config.model, config.load_format).head_dim
-    Fa3Build(getattr(torch, config.dtype), head_dim, config.device).wait()
-
-
-@dataclass
-class Reference:
-    """A model as transformers computes it, in float32 on the GPU."""
-
-    folder: str
-
-    def __post_init__(self) -> None:
-        from transformers import AutoModelForCausalLM
-
-        self._model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32).cuda()
-
-    @torch.inference_mode()
-    def logits(self, prompt: Sequence[int], output: Sequence[int]) -> torch.Tensor:
-        """[len(output), vocabulary]: row i is what output[i] is chosen from."""
-        ids = torch.tensor([[*prompt, *output]], device="cuda")
-        return self._model(ids).logits[0, len(prompt) - 1 : -1].cpu()
-
-    def excess(self, request: GenerationRequest, result: Result) -> float:
-        """How far the answer's tokens are at most below the best; 0 for the model's own greedy answer."""
-        output = result.tokens[0]
-        logits = self.logits(request.prompt_ids, output)
-        chosen = logits.gather(-1, torch.tensor(output)[:, None])[:, 0]
-        return float((logits.max(-1).values - chosen).max())

@@ -17,7 +17,7 @@ import torch
 from eyas.common.config import SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from tests.gpu.test_engine_on_gpu import SHAPES, Reference, _run, chats, on_gpu
+from tests.gpu.engine_runs import SHAPES, Reference, chats, on_gpu, run_all
 from tests.unit.loopback import Result
 from tests.unit.tiny import write_tiny_llama
 
@@ -61,15 +61,15 @@ def said(results: list[Result]) -> list[tuple[list[int], list[float]]]:
 
 @pytest.fixture(scope="module")
 def plain() -> list[tuple[list[int], list[float]]]:
-    return said(_run(on_gpu("triton", deterministic=True, draft=None, max_running=1), asked()[:40])) + said(
-        _run(on_gpu("triton", deterministic=True, draft=None), asked()[40:])
-    )
+    return said(
+        run_all(on_gpu("triton", deterministic=True, draft=None, max_running=1), asked()[:40])
+    ) + said(run_all(on_gpu("triton", deterministic=True, draft=None), asked()[40:]))
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_no_way_changes_a_bit(way: str, plain: list[tuple[list[int], list[float]]]) -> None:
     """Against requests of which the first 40 ran alone."""
-    found = said(_run(on_gpu("triton", deterministic=True, **WAYS[way]), asked()))
+    found = said(run_all(on_gpu("triton", deterministic=True, **WAYS[way]), asked()))
     differing = [i for i, (a, b) in enumerate(zip(found, plain, strict=True)) if a != b]
     print(f"\n{way}: {len(differing)} of {CHATS} answers differ")
     assert differing == []
@@ -78,7 +78,7 @@ def test_no_way_changes_a_bit(way: str, plain: list[tuple[list[int], list[float]
 def test_fast_arithmetic_is_noticed(plain: list[tuple[list[int], list[float]]]) -> None:
     """By log-probabilities, if not by tokens."""
     first = asked()[:40]
-    alone, together = (said(_run(on_gpu("triton", draft=None, max_running=n), first)) for n in (1, 40))
+    alone, together = (said(run_all(on_gpu("triton", draft=None, max_running=n), first)) for n in (1, 40))
     assert alone != together
 
 
@@ -89,7 +89,7 @@ def test_logprobs_against_transformers(tmp_path: Path, shape: str) -> None:
     prompt = torch.randint(256, (300,), generator=torch.Generator().manual_seed(0)).tolist()
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=20)
     config = on_gpu("triton", deterministic=True, model=str(folder), draft=None)
-    (result,) = _run(config, [GenerationRequest("r", tuple(prompt), params)])
+    (result,) = run_all(config, [GenerationRequest("r", tuple(prompt), params)])
     told = [logprob for entry in result.entries for logprob in entry.logprobs]
     ids = torch.tensor([[id for id, _ in one.top] for one in told])
     ours = torch.tensor([[value for _, value in one.top] for one in told])

@@ -1,14 +1,14 @@
 """A hybrid on a GPU, in graphs: transformers' greedy tokens, from cached states, with drafts of every kind,
 preempted, and split between two workers on one GPU.
 
-A token is right if transformers in float32 gives no other a logit that is higher by more than `SLACK`; or
-would not, if it decided near ties of the row between experts as bfloat16 may have (`near_ties`).
+A token is right if transformers in float32 gives no other a logit that is higher by more than
+`near_ties.SLACK`; or would not, if it decided near ties of the row between experts as bfloat16 may have.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here"),
 ]
 
-SLACK = 0.25  # of the standard deviation of logits
 VOCAB, NEW = 2048, 80
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -119,7 +118,7 @@ def _serve(folder: Path, pools: str, way: str, model: Any) -> None:
             results = [cluster.submit(one, split=way.startswith("split")) for one in made]
             wait_all(results, 120)
             for one, result in zip(made, results, strict=True):
-                _judge(model, one.prompt_ids, result.tokens[0])
+                near_ties.judge(model, one.prompt_ids, result.tokens[0])
         every = [worker.engine._scheduler for worker in cluster.workers.values()]
         assert every[0].cache.states.hits
         assert every[0].preemptions or way != "preempted"
@@ -152,24 +151,3 @@ def test_no_way_changes_a_bit_of_exact_answers(tmp_path: Path, pools: str) -> No
 
 def _logprobs(result: Result) -> list[float]:
     return [one.logprob for entry in result.entries for one in entry.logprobs or () if one is not None]
-
-
-def _judge(model: Any, prompt: Sequence[int], tokens: Sequence[int]) -> None:
-    text = torch.tensor([[*prompt, *tokens]], device=model.device)
-    with near_ties.ties_seen(model) as ties:
-        behind = _behind(model, text, len(prompt))
-    for place in (behind > SLACK).nonzero()[:, 0].tolist():
-        others = []
-        for some in near_ties.near(ties, len(prompt) - 1 + place):
-            with near_ties.turned(some):
-                others.append(float(_behind(model, text, len(prompt))[place]))
-        assert min(others, default=1.0) <= SLACK, (place, float(behind[place]), others)
-
-
-@torch.inference_mode()
-def _behind(model: Any, text: torch.Tensor, count: int) -> torch.Tensor:
-    """How far each token behind the first `count` is from the best one, in deviations of the logits."""
-    rows = model(text).logits[0, count - 1 : -1].float()
-    told = rows.gather(1, text[0, count:, None])[:, 0]
-    behind: torch.Tensor = (rows.amax(1) - told) / rows.std()
-    return behind

@@ -15,7 +15,7 @@ from kv_transfer import windows
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.gpu.driver import DeviceAllocation
 from tests.unit.fake_gpu import GEOMETRY
-from tests.unit.test_shm_staging import COUNT, PAGE, Owner, Puller
+from tests.unit.shm_ends import COUNT, PAGE, Owner, Puller
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -26,7 +26,7 @@ from eyas.common.config import EngineConfig, WorkerConfig, resolve_engine
 from eyas.common.errors import EyasError
 from eyas.common.types import GenerationRequest, KvHandle, Role
 from eyas.common.wire import clients, message, rpc
-from tests.gpu.test_engine_on_gpu import SLACK, Reference, chats
+from tests.gpu.engine_runs import SLACK, Reference, chats
 from tests.unit.loopback import Loopback, Result, wait_all
 
 ROOT = Path(__file__).parents[2]

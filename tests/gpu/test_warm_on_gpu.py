@@ -15,7 +15,7 @@ from eyas.bench.shapes import ModelShape, write_model
 from eyas.common.config import SpeculationConfig, resolve_engine
 from eyas.engine.kernels.launch.warm import KernelWarmup
 from eyas.engine.loading.startup import EngineStart
-from tests.gpu import test_short_runs_on_gpu
+from tests.gpu import draft_rounds
 
 pytestmark = [
     pytest.mark.gpu,
@@ -72,7 +72,7 @@ print(json.dumps(missed))
 DRAFTS = """
 from eyas.engine.loading.draft_build import draft_worker
 from eyas.engine.loading.spec import EngineSpec
-from tests.gpu import test_short_runs_on_gpu as short
+from tests.gpu import draft_rounds as short
 spec = short.SPEC
 worker = draft_worker(EngineSpec.of(short.settings(spec)))
 short.Rounds(worker.runner).run(spec)
@@ -123,7 +123,7 @@ def test_a_draft_worker_compiles_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     """Neither when it starts, nor for proposals, nor for runs ahead of their verdicts."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "")
-    start = EngineStart.of(test_short_runs_on_gpu.settings(getattr(test_short_runs_on_gpu, spec)))
+    start = EngineStart.of(draft_rounds.settings(getattr(draft_rounds, spec)))
     assert start.warmup is not None
     compiled = start.warmup.wait()
     print(f"\n{spec}: {compiled.kernels} kernels in {compiled.seconds:.1f} s")

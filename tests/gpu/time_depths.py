@@ -30,8 +30,7 @@ from tests.gpu.answer_latent import LAYERS, write_rank
 from tests.gpu.lines import say
 from tests.gpu.steady import TINY, Clocked, clocked, engine_config, shape_folders, warm
 from tests.gpu.time_adaptive import CONTEXT, LESSONS, MOMENTS, TARGET, Seen, watched
-from tests.unit.test_device_deepseek import V3
-from tests.unit.tiny_deepseek import write_tiny_nextn_deepseek
+from tests.unit.tiny_deepseek import V3, write_tiny_nextn_deepseek
 
 R8 = "r8"
 NEXTN_RATE = 0.704  # 1 + r + r^2 = 2.2 tokens per round of 2 steps

@@ -22,7 +22,7 @@ from eyas.common.config import EngineConfig, resolve_engine
 from eyas.common.machine import gpus
 from eyas.engine.kernels.launch.warm import KernelWarmup
 from eyas.engine.loading import recipe
-from tests.gpu.test_models_on_gpu import EXPERTS, FAMILIES, PROMPTS, SLACK, sizes_of
+from tests.gpu.family_models import EXPERTS, FAMILIES, PROMPTS, SLACK, sizes_of
 from tests.unit.families import SAMPLES, family_config
 
 

@@ -20,6 +20,7 @@ from gateway.grpc.front import GrpcFront
 from gateway.http.front import create_app
 from gateway.observe.metrics import GatewayMetrics
 from gateway.routing.cluster import Cluster
+from gateway.routing.prefix_caches import PromptPages
 from tests.rpc.real_worker import RealWorker
 from tests.rpc.scripted_backend import nano_tokenizer
 
@@ -74,3 +75,24 @@ async def real_cluster(
             httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=20)
         )
         yield RealCluster(workers, cluster, http, f"127.0.0.1:{front.port}")
+
+
+BOTH = (Role.PREFILL, Role.DECODE)
+TURN = {"model": "eyas-nano", "max_tokens": 4, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
+
+
+@contextlib.asynccontextmanager
+async def another_gateway(cluster: RealCluster) -> AsyncIterator[Cluster]:
+    other = Cluster(registry("static:" + ",".join(w.address for w in cluster.workers)))
+    await other.start()
+    try:
+        yield other
+    finally:
+        await other.aclose()
+
+
+def cached(cluster: Cluster, prompt: list[int]) -> dict[str, int]:
+    return {c.info.worker: c.cached for c in cluster.candidates(PromptPages(prompt))}
+
+
+SPLIT = ((Role.PREFILL,), (Role.DECODE,))

@@ -25,9 +25,11 @@ from eyas.common.types import (
     WeightsInfo,
     WorkerInfo,
 )
+from eyas.common.wire import convert
 from gateway.backends.base import BackendHealth, Lanes
 from gateway.routing.router import RouterCandidate
 from gateway.text.tokenizer import Tokenizer
+from protos import common_pb2
 
 EOS = 2
 INFO = WorkerInfo(
@@ -222,3 +224,11 @@ class ScriptedStream:
 
     async def aclose(self) -> None:
         self.closed.set()
+
+
+class WireBackend(ScriptedBackend):
+    """Sends nothing, but makes the messages."""
+
+    async def start(self, request: GenerationRequest) -> ScriptedStream:
+        convert.fill_request(common_pb2.GenerationRequest(), request)
+        return await super().start(request)

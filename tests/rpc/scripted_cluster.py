@@ -11,7 +11,7 @@ from scripted_worker import ScriptedWorker
 
 from eyas.common.cluster.discovery import registry
 from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest, RequestChoice, Role
+from eyas.common.types import GenerationRequest, RequestChoice, Role, TokenEntry
 from gateway.backends.generate import ClusterBackend, ClusterGeneration
 from gateway.routing.cluster import Cluster
 
@@ -56,3 +56,12 @@ async def collect(stream: ClusterGeneration) -> dict[int, list[int]]:
 
 def nothing_in_flight(cluster: Cluster) -> bool:
     return all(candidate.in_flight == 0 for candidate in cluster.candidates())
+
+
+async def collect_after(got: list[TokenEntry], stream: ClusterGeneration) -> dict[int, list[int]]:
+    """Like `collect`, with the entries already read in front."""
+    outputs: dict[int, list[int]] = {}
+    for entry in [*got, *[entry async for entry in each(stream)]]:
+        assert entry.index == len(outputs.setdefault(entry.choice, []))
+        outputs[entry.choice].extend(entry.tokens)
+    return outputs

@@ -313,3 +313,11 @@ async def workers(*roles: tuple[Role, ...]) -> AsyncIterator[list[ScriptedWorker
         yield started
     finally:
         await asyncio.gather(*(worker.kill() for worker in started))
+
+
+@contextlib.asynccontextmanager
+async def started(*workers: ScriptedWorker) -> AsyncIterator[list[ScriptedWorker]]:
+    try:
+        yield [await each.start() for each in workers]
+    finally:
+        await asyncio.gather(*(each.kill() for each in workers))

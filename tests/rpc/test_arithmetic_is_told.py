@@ -5,11 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 from fake_engine import Traits, worker
+from http_client import CHAT, client_of
 from scripted_backend import INFO, ScriptedBackend, nano_tokenizer
 from scripted_cluster import DECODE, PREFILL
 from scripted_worker import ScriptedWorker
-from test_http_api import CHAT, client_of
-from test_synthetic import started
 
 from eyas.common.cluster.discovery import registry
 from eyas.common.types import Role
@@ -17,6 +16,7 @@ from eyas.common.wire import rpc
 from eyas.common.wire.clients import InfoClient
 from gateway.backends.generate import ClusterBackend
 from gateway.routing.cluster import Cluster
+from tests.rpc.scripted_worker import started
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_front import next_of
-from test_worker import gone
 
 from eyas.common.config import NANO
 from eyas.common.errors import Unavailable
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.common.wire import clients, message, rpc
+from tests.rpc.session_events import next_of
+from tests.rpc.worker_process import gone
 from tests.unit import tiny_deepseek
 from tests.unit.tiny_deepseek import write_tiny_deepseek
 

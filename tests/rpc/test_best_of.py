@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
+from http_client import TEXT, client_of
 from scripted_backend import ScriptedBackend, nano_tokenizer
-from test_http_api import TEXT, client_of
 
 from eyas.common.types import TokenLogprob
 from gateway.formats.openai_reply import likeliest

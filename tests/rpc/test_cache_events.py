@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +12,6 @@ from real_cluster import RealCluster, real_cluster
 from real_worker import tiny_config
 from scripted_cluster import until
 
-from eyas.common.cluster.discovery import registry
 from eyas.common.errors import Unavailable
 from eyas.common.page_names import CachedPages, CacheNews, PageShape
 from eyas.common.types import Role
@@ -21,33 +19,13 @@ from eyas.common.wire import rpc
 from eyas.common.wire.clients import InfoClient
 from eyas.engine.kv.host_tier import HostTier
 from eyas.engine.scheduling import host_loads
-from gateway.routing.cluster import Cluster
-from gateway.routing.prefix_caches import CachedPrefixes, CacheWatch, PromptPages
-
-BOTH = (Role.PREFILL, Role.DECODE)
-TURN = {"model": "eyas-nano", "max_tokens": 4, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
-
-
-@contextlib.asynccontextmanager
-async def another_gateway(cluster: RealCluster) -> AsyncIterator[Cluster]:
-    other = Cluster(registry("static:" + ",".join(w.address for w in cluster.workers)))
-    await other.start()
-    try:
-        yield other
-    finally:
-        await other.aclose()
-
-
-def cached(cluster: Cluster, prompt: list[int]) -> dict[str, int]:
-    return {c.info.worker: c.cached for c in cluster.candidates(PromptPages(prompt))}
+from gateway.routing.prefix_caches import CachedPrefixes, CacheWatch
+from tests.rpc.real_cluster import BOTH, SPLIT, TURN, another_gateway, cached
 
 
 async def say(cluster: RealCluster, prompt: list[int]) -> None:
     response = await cluster.http.post("/v1/completions", json=TURN | {"prompt": prompt})
     assert response.status_code == 200, response.text
-
-
-SPLIT = ((Role.PREFILL,), (Role.DECODE,))
 
 
 @pytest.mark.parametrize("roles", [(BOTH, BOTH), SPLIT], ids=["unified", "split"])

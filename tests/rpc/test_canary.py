@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 from scripted_backend import INFO, ScriptedBackend, ScriptedStream, each, nano_tokenizer
 from scripted_cluster import DECODE, DRAFT, PREFILL, UNIFIED, collect, gateway, make_request, until
 from scripted_worker import Script, ScriptedWorker, workers
@@ -20,22 +19,7 @@ from eyas.common.types import GenerationRequest, Role
 from gateway.backends.base import BackendHealth, GenerationBackend, GenerationStream
 from gateway.observe.canary import PARAMS, PROMPT, CanaryBackend, CanarySchedule
 from gateway.observe.metrics import GatewayMetrics
-
-PACE = CanarySchedule(every_s=0.3, again_s=0.1, timeout_s=0.4, busy_timeout_s=30.0)
-
-
-@contextlib.asynccontextmanager
-async def flying(
-    backend: GenerationBackend, pace: CanarySchedule = PACE
-) -> AsyncIterator[tuple[CanaryBackend, GatewayMetrics]]:
-    metrics = GatewayMetrics(CollectorRegistry())
-    canary = CanaryBackend(backend, metrics, pace)
-    task = asyncio.create_task(canary.run())
-    try:
-        yield canary, metrics
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+from tests.rpc.flying_canary import PACE, flying
 
 
 @contextlib.asynccontextmanager

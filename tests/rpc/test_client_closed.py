@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 from scripted_backend import ScriptedBackend, nano_tokenizer
-from test_client_sdk import CHAT, in_thread, served
 
 from eyas.client import AsyncClient, Cancelled, Client, InvalidRequest
 from eyas.common.errors import ConfigError
+from tests.rpc.sdk_front import CHAT, in_thread, served
 
 UNSERVED = "127.0.0.1:1"  # no server listens there, so that calls are tried again
 

@@ -7,13 +7,13 @@ from typing import Any, cast
 import grpc
 import pytest
 from http_client import client_of
-from test_client_sdk import served
-from test_http_tools import BODY, PATH
 from tool_models import speaker
 
 from eyas.client import ChatOptions, InvalidRequest, Message, Options, Tool
 from eyas.client.wire import chat_request, generate_request
 from protos import eyas_pb2, eyas_pb2_grpc
+from tests.rpc.sdk_front import served
+from tests.rpc.tool_requests import BODY, PATH
 
 ASKED: Message = {"role": "user", "content": "Hi"}
 FIELDS = ("content", "reasoning", "tool_calls", "tool_call_id")

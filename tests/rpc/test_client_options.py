@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 from scripted_backend import ScriptedBackend, nano_tokenizer
-from test_client_sdk import CHAT, served
 
 from eyas.client import AsyncClient, InvalidRequest, Options, WorkerTimings
 from eyas.common.types import EngineTimings, PromptTokenLogprobs, Role, TokenLogprob
+from tests.rpc.sdk_front import CHAT, served
 
 PREFILL = EngineTimings(1.5, 20.0, cached_tokens=3, worker="a:1", role=Role.PREFILL)
 PULLED = EngineTimings(0.5, 0.0, 2.0, 4096, "shm", worker="b:1", role=Role.DECODE)

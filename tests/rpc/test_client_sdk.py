@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import threading
-from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
 
 import grpc
 import pytest
-from prometheus_client import CollectorRegistry
-from scripted_backend import EOS, ScriptedBackend, ScriptedStream, nano_tokenizer
+from scripted_backend import EOS, ScriptedBackend, ScriptedStream
 
 import eyas.client
 from eyas.client import (
@@ -26,38 +22,12 @@ from eyas.client import (
     Unauthorized,
     Unavailable,
 )
-from eyas.common.config import GatewayConfig
 from eyas.common.errors import PayloadTooLarge
 from eyas.common.types import GenerationRequest, RequestDraftLimits
 from eyas.common.wire import rpc
-from gateway.grpc.front import GrpcFront
-from gateway.observe.metrics import GatewayMetrics
+from tests.rpc.sdk_front import CHAT, CONFIG, backend, client, in_thread, served
 
-CONFIG = GatewayConfig(grpc_port=0, max_body_bytes=4096)
-CHAT = [{"role": "user", "content": "Hi"}]
-T = TypeVar("T")
-
-
-@contextlib.asynccontextmanager
-async def served(backend: ScriptedBackend, config: GatewayConfig = CONFIG) -> AsyncIterator[str]:
-    """The address of a running gRPC front."""
-    front = GrpcFront(config, backend, backend.tokenizer, GatewayMetrics(CollectorRegistry()))
-    await front.start()
-    try:
-        yield f"127.0.0.1:{front.port}"
-    finally:
-        await front.aclose()
-
-
-@pytest.fixture
-def backend() -> ScriptedBackend:
-    return ScriptedBackend(nano_tokenizer())
-
-
-@pytest.fixture
-async def client(backend: ScriptedBackend) -> AsyncIterator[AsyncClient]:
-    async with served(backend) as address, AsyncClient(address, retries=0) as client:
-        yield client
+__all__ = ["backend", "client"]  # a fixture
 
 
 async def test_chat(client: AsyncClient, backend: ScriptedBackend) -> None:
@@ -281,16 +251,6 @@ async def test_health_follows_the_backend(backend: ScriptedBackend) -> None:
 
 
 # --- the blocking twin, in a thread as ordinary code would be -------------------------------------------
-
-
-async def in_thread(backend: ScriptedBackend, work: Callable[[Client], T]) -> T:
-    async with served(backend) as address:
-
-        def run() -> T:
-            with Client(address) as client:
-                return work(client)
-
-        return await asyncio.to_thread(run)
 
 
 async def test_blocking_calls(backend: ScriptedBackend) -> None:

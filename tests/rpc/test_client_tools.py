@@ -11,13 +11,13 @@ import grpc
 import pytest
 from http_client import client_of
 from scripted_backend import ScriptedBackend
-from test_client_sdk import served
-from test_http_tools import BODY, PATH, SAYS
 from tool_models import WIDE, speaker, tokenizer_of
 
 from eyas.client import AsyncClient, Choice, Client, InvalidRequest, Tool, ToolCall, Usage
 from protos import eyas_pb2, eyas_pb2_grpc
 from tests.chat_templates import ASKED, TOOLS, called, result
+from tests.rpc.sdk_front import served
+from tests.rpc.tool_requests import BODY, PATH, SAYS
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "grpc_tools.py"

@@ -19,10 +19,10 @@ from scripted_backend import ScriptedBackend, nano_tokenizer
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Overloaded
 from eyas.common.types import EngineTimings, Role
+from tests.rpc.real_cluster import SPLIT
 
 FILES = sorted(path.name for path in Path(str(files("gateway") / "static" / "console")).iterdir())
 SECRET = "xyzzy"
-SPLIT = ((Role.PREFILL,), (Role.DECODE,))
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 from scripted_backend import INFO, ScriptedBackend, nano_tokenizer
-from test_http_tools import SAYS
 from tool_models import WIDE, speaker, tokenizer_of
 
 from eyas.common.cluster.listening import free_ports
@@ -25,6 +24,7 @@ from gateway.main import fronts
 from gateway.observe.metrics import GatewayMetrics
 from gateway.routing.router import RouterCandidate
 from tests.chromium import Browser, Page, chromium, installed
+from tests.rpc.tool_requests import SAYS
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,7 +11,6 @@ from http_client import client_of, refused
 from real_cluster import RealCluster, real_cluster
 from real_worker import tiny_config
 from scripted_backend import ScriptedBackend, nano_tokenizer
-from test_cache_events import SPLIT
 
 from eyas.client import AsyncClient, EyasError, InvalidRequest
 from eyas.common.config import EngineConfig
@@ -27,6 +26,7 @@ from eyas.common.wire.control import (
 from eyas.common.wire.control_service import ControlClient
 from gateway.grpc.weights import join_of, update_of
 from protos import eyas_pb2
+from tests.rpc.real_cluster import SPLIT
 
 BOTH = (Role.PREFILL, Role.DECODE)
 PROMPT = [5 + i % 40 for i in range(40)]

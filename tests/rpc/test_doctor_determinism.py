@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 from real_cluster import real_cluster
+from real_worker import tiny_config
 from scripted_backend import nano_tokenizer
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
-from test_console import SPLIT
-from test_request_ids import tiny_config
 
 from eyas.common.cluster.listening import free_ports
 from eyas.common.config import GatewayConfig
@@ -27,6 +26,7 @@ from gateway.http.front import create_app
 from gateway.http.protocol import HttpLimits
 from gateway.http.server import HttpServer
 from gateway.observe.metrics import GatewayMetrics
+from tests.rpc.real_cluster import SPLIT
 
 ASKED = 4
 

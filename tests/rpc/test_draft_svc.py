@@ -22,20 +22,12 @@ from eyas.engine.ipc.messages import (
     DraftPeerGone,
     DraftUp,
 )
+from tests.rpc.draft_commits import COMMIT, until_up
 
 HANDLE = KvHandle("h:1", 5, 0, 9, KvKind.DRAFT, "l", 5, (RankPages(0, (3, 4)),))
 OPEN = DraftOpen(1, 2, 2, SamplingParams(seed=2**63, temperature=0.5), 1, HANDLE, 4)
 MAILED = DraftOpen(4, 3, 0, SamplingParams(), 0, place=0)
-COMMIT = DraftCommit(1, 2, 3, (8, 9), b"\x00\x80\xff", 5, 1, 6)
 CLOSE = DraftClose(3, 1)
-
-
-async def until_up(decode: FakeWorker, drafter: str) -> None:
-    """Posts commits until one is answered by a proposal."""
-    async with asyncio.timeout(30):
-        while not any(down.proposals for down in decode.engine.of(DraftDown)):
-            decode.engine.post = [DraftUp(commits=(COMMIT,), worker=drafter)]
-            await asyncio.sleep(0.05)
 
 
 @contextlib.asynccontextmanager

@@ -15,15 +15,15 @@ from real_worker import Decode, RealWorker, prefill, real_worker, tiny_config
 from scripted_backend import each
 from scripted_cluster import DECODE, PREFILL, collect, gateway, make_request, until
 from scripted_worker import expected, workers
-from test_draft_svc import until_up
-from test_front import next_of, tokens_of
-from test_worker import fallen, process
 
 from eyas.common.errors import Unavailable
 from eyas.common.machine.leave import SAME_WORD_S
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
 from eyas.common.wire import clients, message, rpc
+from tests.rpc.draft_commits import until_up
+from tests.rpc.session_events import next_of, tokens_of
+from tests.rpc.worker_process import fallen, process
 from tests.unit.crossed import crossed
 
 LONG = 60  # tokens: a third of a second and more of a fake engine

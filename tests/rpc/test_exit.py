@@ -7,7 +7,6 @@ import contextlib
 import json
 import re
 import signal
-import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -25,6 +24,7 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import Unavailable
 from gateway.main import DrainableBackend, fronts
 from gateway.observe.metrics import GatewayMetrics
+from tests.rpc.gateway_process import gateway_process, line_with
 
 BODY = {"model": "eyas-nano", "prompt": "x", "max_tokens": 100}
 
@@ -135,28 +135,6 @@ async def test_a_generation_that_fails_leaves_its_workers() -> None:
 
 
 # --- the process -----------------------------------------------------------------------------------------
-
-
-@contextlib.asynccontextmanager
-async def gateway_process(
-    *flags: str,
-) -> AsyncIterator[tuple[asyncio.subprocess.Process, asyncio.StreamReader]]:
-    command = [sys.executable, "-m", "eyas.cli", "gateway", "--port=0", "--grpc-port=0", *flags]
-    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
-    assert process.stderr
-    try:
-        yield process, process.stderr
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-
-
-async def line_with(said: asyncio.StreamReader, text: str) -> str:
-    async with asyncio.timeout(30):
-        while text not in (line := (await said.readline()).decode()):
-            assert line, f"it ended without {text!r}"
-    return line
 
 
 async def test_a_gateway_says_where_it_listens_and_for_whom_it_waits() -> None:

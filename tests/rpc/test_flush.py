@@ -12,8 +12,6 @@ from real_cluster import real_cluster
 from real_worker import RealWorker, alone, decoding, prefill, real_worker, tiny_config
 from scripted_backend import ScriptedBackend, nano_tokenizer
 from scripted_cluster import until
-from test_cache_events import BOTH, SPLIT, TURN, another_gateway, cached
-from test_fetch import request
 
 from eyas.common.config import EngineConfig, GatewayConfig
 from eyas.common.errors import Busy, InvalidRequest
@@ -21,6 +19,8 @@ from eyas.common.types import Role
 from eyas.common.wire import message, rpc
 from eyas.common.wire.clients import InfoClient
 from prefill_svc import transfer
+from tests.rpc.free_pages import request
+from tests.rpc.real_cluster import BOTH, SPLIT, TURN, another_gateway, cached
 
 PATIENCE_S = 30.0
 

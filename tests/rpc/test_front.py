@@ -9,7 +9,6 @@ import time
 import urllib.request
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from fake_engine import DIE, REFUSE, SLOW, STALL, WEDGE, FakeEngine, Traits, request, token, worker
@@ -25,7 +24,7 @@ from eyas.common.errors import (
     Overloaded,
     Unavailable,
 )
-from eyas.common.types import EngineTimings, FinishCause, FirstToken, Role, TokenEntry, WorkerInfo
+from eyas.common.types import EngineTimings, FinishCause, FirstToken, Role, WorkerInfo
 from eyas.common.wire import clients, convert, message, rpc
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
@@ -42,23 +41,7 @@ from eyas.worker.front import EngineLiveness, WorkerFront
 from prefill_svc.servicer import PrefillServicer
 from protos import common_pb2, decode_pb2, prefill_pb2
 from tests.rpc.local_link import LocalEngine, LocalFront
-
-
-async def next_of(session: Any, kind: type) -> Any:
-    """The next event of a kind; heartbeats and others pass by."""
-    async with asyncio.timeout(30):
-        async for event in session:
-            if isinstance(event, kind):
-                return event
-
-
-async def tokens_of(session: Any, ends: int = 1) -> list[TokenEntry]:
-    """Everything that Steps bring until `ends` choices have finished."""
-    got: list[Any] = []
-    async with asyncio.timeout(30):
-        while sum(entry.finish is not None for entry in got) < ends:
-            got += (await next_of(session, message.StepReply)).entries
-    return got
+from tests.rpc.session_events import next_of, tokens_of
 
 
 async def test_a_local_generation_comes_back_in_order() -> None:

@@ -18,7 +18,6 @@ import psutil
 import pytest
 from scripted_cluster import UNIFIED
 from scripted_worker import workers
-from test_exit import gateway_process, line_with
 
 from eyas.client import AsyncClient
 from eyas.cluster import gateway_group
@@ -28,6 +27,7 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import ConfigError
 from eyas.common.machine.leave import SAME_WORD_S
 from gateway.http.siblings import SUFFIX
+from tests.rpc.gateway_process import gateway_process, line_with
 
 ASKED = {"model": "eyas-nano", "prompt": [5, 6, 7], "max_tokens": 4}
 NAMES = {"gateway-0", "gateway-1"}

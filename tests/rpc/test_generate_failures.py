@@ -22,8 +22,8 @@ from eyas.common.errors import EyasError, Overloaded, Unavailable
 from eyas.common.types import FinishCause, TokenEntry
 from eyas.common.wire.message import PagesLost
 from gateway.backends import generate, retries, sessions
-from gateway.backends.generate import ClusterGeneration
 from gateway.routing import cluster as cluster_module
+from tests.rpc.scripted_cluster import collect_after
 
 
 async def test_lost_pages_before_token_0_take_another_prefill() -> None:
@@ -352,12 +352,3 @@ async def test_a_skipped_index_is_an_error_not_a_hole() -> None:
         with pytest.raises(EyasError, match="skipped from output index 2 to 5"):
             await stream.take()
         await until(lambda: len(started[0].of("cancel")) == 1)
-
-
-async def collect_after(got: list[TokenEntry], stream: ClusterGeneration) -> dict[int, list[int]]:
-    """Like `collect`, with the entries already read in front."""
-    outputs: dict[int, list[int]] = {}
-    for entry in [*got, *[entry async for entry in each(stream)]]:
-        assert entry.index == len(outputs.setdefault(entry.choice, []))
-        outputs[entry.choice].extend(entry.tokens)
-    return outputs

@@ -17,13 +17,13 @@ from scripted_cluster import (
     until,
 )
 from scripted_worker import ScriptedWorker, expected, workers
-from test_generate_failures import collect_after
 
 from eyas.common.cluster import roster
 from eyas.common.cluster.discovery import registry
 from eyas.common.errors import DeadlineExceeded, Unavailable
 from gateway.backends import sessions
 from gateway.routing import cluster as cluster_module
+from tests.rpc.scripted_cluster import collect_after
 
 
 @pytest.fixture

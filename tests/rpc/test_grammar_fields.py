@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from http_client import CHAT, GENERATE, TEXT, client_of, refused
 from scripted_backend import ScriptedBackend, nano_tokenizer
-from test_client_sdk import served
 
 from eyas.client import AsyncClient, Grammar, InvalidRequest
 from eyas.common.grammars.notations import MAX_GRAMMAR_BYTES, MAX_GRAMMAR_DEPTH, GrammarKind
 from eyas.common.params import SamplingParams
+from tests.rpc.sdk_front import served
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
 SCHEMA_TEXT = '{"type":"object","properties":{"b":{"type":"integer"},"a":{"type":"string"}}}'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import grpc
@@ -30,25 +30,9 @@ from eyas.common.wire import rpc
 from gateway.grpc.front import GrpcFront
 from gateway.limits.keys import KeyRing
 from gateway.observe.metrics import GatewayMetrics
+from tests.rpc.keyed_front import CONFIG, GENERATE, KEY, SOON_S, served
 
-CONFIG = GatewayConfig(grpc_port=0, max_body_bytes=4096, api_keys=("sesame", "open"))
-KEY = (("authorization", "Bearer open"),)
 KEYS = KeyRing(CONFIG)
-GENERATE = "/eyas.v1.Eyas/Generate"
-SOON_S = 20.0
-
-
-@contextlib.asynccontextmanager
-async def served(config: GatewayConfig = CONFIG) -> AsyncIterator[tuple[grpc.aio.Channel, ScriptedBackend]]:
-    """A channel to a running gRPC front, and the backend behind it."""
-    backend = ScriptedBackend(nano_tokenizer())
-    front = GrpcFront(config, backend, backend.tokenizer, GatewayMetrics(CollectorRegistry()))
-    await front.start()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{front.port}") as channel:
-            yield channel, backend
-    finally:
-        await front.aclose()
 
 
 def silent(

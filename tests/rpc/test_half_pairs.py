@@ -11,7 +11,6 @@ import grpc
 import pytest
 from http_client import CHAT, GENERATE, TEXT, client_of, refused
 from scripted_backend import ScriptedBackend, nano_tokenizer
-from test_grpc_door import SOON_S, served
 
 from eyas.client import AsyncClient, Tool, ToolCall
 from eyas.common.errors import EyasError, InvalidRequest
@@ -19,6 +18,7 @@ from eyas.common.grammars.notations import Grammar
 from eyas.common.wire import rpc
 from eyas.common.wire.bad_text import MOST_FIELDS, bad_text
 from protos import eyas_pb2
+from tests.rpc.keyed_front import SOON_S, served
 
 HALF = "ab\ud800"
 ASKED = {"role": "user", "content": "Hi"}

@@ -12,9 +12,9 @@ from http_client import client_of, refused
 from real_cluster import real_cluster
 from real_worker import tiny_config
 from scripted_backend import ScriptedBackend, nano_tokenizer
-from test_cache_events import BOTH
 
 from eyas.common.config import EngineConfig
+from tests.rpc.real_cluster import BOTH
 from tests.unit.tiny_deepseek import SMALL, write_tiny_deepseek
 
 LAYERS, PER_ROW = SMALL["num_hidden_layers"], SMALL["num_experts_per_tok"]

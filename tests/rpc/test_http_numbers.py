@@ -12,16 +12,14 @@ from typing import Any
 import httpx
 import pytest
 from http_client import ROUTES, client_of, refused
-from scripted_backend import ScriptedBackend, ScriptedStream, nano_tokenizer
+from scripted_backend import nano_tokenizer
 from scripted_cluster import UNIFIED, gateway, make_request, nothing_in_flight
 from scripted_worker import workers
-from test_client_sdk import served
 
 from eyas.client import AsyncClient, InvalidRequest
 from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest
-from eyas.common.wire import convert
-from protos import common_pb2
+from tests.rpc.scripted_backend import WireBackend
+from tests.rpc.sdk_front import served
 
 NASTY = [
     *("3000000000", "-3000000000", "2147483648", "18446744073709551616", "-9223372036854775809"),
@@ -43,14 +41,6 @@ SAMPLING = [
     "min_new_tokens",
     "sampling_seed",
 ]
-
-
-class WireBackend(ScriptedBackend):
-    """Sends nothing, but makes the messages."""
-
-    async def start(self, request: GenerationRequest) -> ScriptedStream:
-        convert.fill_request(common_pb2.GenerationRequest(), request)
-        return await super().start(request)
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ from typing import Any
 
 import httpx
 import pytest
+from http_client import events
 from prometheus_client import CollectorRegistry
 from real_worker import real_worker, tiny_config
 from scripted_backend import nano_tokenizer
 from scripted_cluster import until
-from test_http_api import CONFIG, events
 
 from eyas.common.cluster.discovery import registry
-from eyas.common.config import EngineConfig
+from eyas.common.config import EngineConfig, GatewayConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest
 from eyas.common.params import SamplingParams
 from eyas.common.types import Role
@@ -58,7 +58,7 @@ async def front(tokenizer: Tokenizer, *addresses: str) -> AsyncIterator[httpx.As
     cluster = Cluster(registry("static:" + ",".join(addresses)))
     await cluster.start()
     backend = ClusterBackend(cluster)
-    config = dataclasses.replace(CONFIG, max_body_bytes=1 << 20)
+    config = GatewayConfig(max_body_bytes=1 << 20)
     app = create_app(config, backend, tokenizer, GatewayMetrics(CollectorRegistry()))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     try:
@@ -147,7 +147,7 @@ async def test_a_streamed_echo_is_the_same(client: httpx.AsyncClient) -> None:
     whole = await completed(client, **ask)
     reply = await client.post("/v1/completions", json=GREEDY | ask | {"stream": True})
     choices = [{"text": "", "logprobs": {}, "finish_reason": None} for _ in range(4)]
-    for event in events(reply)[:-1]:
+    for event in events(reply):
         (told,) = event["choices"]
         choice = choices[told["index"]]
         choice["text"] += told["text"]
@@ -162,7 +162,7 @@ async def test_no_tokens_and_an_echo_are_the_prompt_alone(client: httpx.AsyncCli
     ask = GREEDY | {"prompt": PROMPT, "max_tokens": 0, "logprobs": 1, "echo": True}
     if stream:
         options = {"stream": True, "stream_options": {"include_usage": True}}
-        echo, end, answer, _ = events(await client.post("/v1/completions", json=ask | options))
+        echo, end, answer = events(await client.post("/v1/completions", json=ask | options))
         choice = echo["choices"][0] | {"finish_reason": end["choices"][0]["finish_reason"]}
         assert end["choices"][0]["text"] == ""
     else:
@@ -214,7 +214,7 @@ async def test_generate_gives_logprobs_of_its_input(client: httpx.AsyncClient, t
 async def test_every_generate_event_repeats_them(client: httpx.AsyncClient) -> None:
     """SGLang's clients read the last event."""
     ask = {"text": PROMPT, "return_logprob": True, "logprob_start_len": 0, "stream": True}
-    *chunks, _ = events(await client.post("/generate", json=ask | {"sampling_params": {"max_new_tokens": 3}}))
+    chunks = events(await client.post("/generate", json=ask | {"sampling_params": {"max_new_tokens": 3}}))
     told = [chunk["meta_info"]["input_token_logprobs"] for chunk in chunks]
     assert len(told) > 1 and all(each == told[0] and len(each) > 1 for each in told)
 

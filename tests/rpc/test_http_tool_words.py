@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from http_client import client_of, events, refused
-from test_http_tools import BODY, PATH, SAYS, allowed
 from tool_models import speaker
 
 from eyas.common.types import GenerationRequest
 from tests.chat_templates import ASKED, TOOLS
+from tests.rpc.tool_requests import BODY, PATH, SAYS, allowed
 
 
 def grammar_of(request: GenerationRequest) -> str | None:

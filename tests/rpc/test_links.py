@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import staged_rig
 from real_worker import RealWorker, decoding, prefill, real_worker, tiny_config
-from test_fetch import PAGE_BYTES, Poison, request
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError, TransferFailed
@@ -23,6 +22,7 @@ from eyas.engine.kv import probe
 from eyas.engine.kv.pages import PagePool
 from kv_transfer.backends import table
 from prefill_svc import transfer
+from tests.rpc.free_pages import PAGE_BYTES, Poison, request
 
 Pair = tuple[RealWorker, RealWorker]
 

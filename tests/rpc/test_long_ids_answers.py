@@ -10,9 +10,9 @@ import httpx
 import pytest
 from http_client import TEXT, client_of
 from scripted_backend import ScriptedBackend, nano_tokenizer
-from test_http_numbers import WireBackend
 
 from gateway.http import long_ids
+from tests.rpc.scripted_backend import WireBackend
 
 IDS = list(range(300, 340))
 COMPLETIONS: list[dict[str, Any]] = [

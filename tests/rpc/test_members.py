@@ -13,8 +13,6 @@ import pytest
 from fake_engine import FakeWorker, request, worker
 from page_owner import EPOCH, handle, ready
 from scripted_cluster import until
-from test_front import next_of, tokens_of
-from test_watch import decoder_of, prefilled
 
 from eyas.common.cluster.listening import free_ports
 from eyas.common.types import KvHandle, Role
@@ -31,6 +29,8 @@ from eyas.engine.ipc.messages import (
 )
 from eyas.worker.kv_puller import KvPuller
 from prefill_svc.transfer import TransferServicer
+from tests.rpc.session_events import next_of, tokens_of
+from tests.rpc.watched_workers import decoder_of, prefilled
 
 
 @dataclass

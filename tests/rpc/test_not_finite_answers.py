@@ -16,8 +16,6 @@ from real_cluster import RealCluster, real_cluster
 from real_worker import RealWorker, tiny_config
 from scripted_backend import nano_tokenizer
 from scripted_cluster import until
-from test_cache_events import BOTH
-from test_canary import flying
 
 from eyas.common.config import EngineConfig, GatewayConfig
 from eyas.common.types import Role
@@ -25,6 +23,8 @@ from gateway.backends.generate import ClusterBackend
 from gateway.http.front import create_app
 from gateway.observe.canary import CanarySchedule
 from gateway.observe.metrics import GatewayMetrics
+from tests.rpc.flying_canary import flying
+from tests.rpc.real_cluster import BOTH
 
 SAID = "the model gave NaN or infinity as logits of this request"
 PATIENCE_S = 30.0

@@ -12,11 +12,11 @@ from http_client import CHAT, TEXT, client_of, refused
 from scripted_backend import INFO, ScriptedBackend, first, nano_tokenizer
 from scripted_cluster import DECODE, PREFILL, collect, gateway, make_request
 from scripted_worker import expected, workers
-from test_client_sdk import served
-from test_generate_failures import collect_after
 
 from eyas.client import AsyncClient
 from eyas.common.types import GenerationRequest
+from tests.rpc.scripted_cluster import collect_after
+from tests.rpc.sdk_front import served
 
 URL = "/v1/chat/completions"
 FILE = "def area(radius):\n    return 3 * radius * radius\n"

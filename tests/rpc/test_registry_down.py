@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from scripted_cluster import DECODE, PREFILL, UNIFIED, collect, gateway, make_request
 from scripted_worker import workers
-from test_worker import process
 
 from eyas.common.cluster import roster
 from eyas.common.cluster.discovery import registry
@@ -25,6 +24,7 @@ from gateway.backends.retries import MAX_RETRIES
 from gateway.routing import cluster as gateway_cluster
 from gateway.routing.cluster import Cluster
 from gateway.routing.router import route
+from tests.rpc.worker_process import process
 
 CLEAR_S = 10.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,27 +10,11 @@ import grpc
 import pytest
 from real_cluster import RealCluster, real_cluster
 from real_worker import tiny_config
-from test_grpc_door import CONFIG, GENERATE, KEY, SOON_S, served
-from test_http_door import door
 
-from eyas.common.logging import JsonFormatter, TextFormatter, serving
-from eyas.common.types import Role
-
-PROMPT = {"model": "eyas-nano", "prompt": list(range(5, 45)), "max_tokens": 4, "seed": 1}
-SPLIT = ((Role.PREFILL,), (Role.DECODE,))
-
-
-class Lines(logging.Handler):
-    """What is logged, as both formats write it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.json: list[dict[str, str]] = []
-        self.text: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.json.append(json.loads(JsonFormatter("p").format(record)))
-        self.text.append(TextFormatter("p").format(record))
+from eyas.common.logging import TextFormatter, serving
+from tests.rpc.http_wire import door
+from tests.rpc.keyed_front import CONFIG, GENERATE, KEY, SOON_S, served
+from tests.rpc.log_lines import PROMPT, SPLIT, Lines
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import pytest
 from http_client import client_of, refused
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import ValidationError
-from test_responses import BODY, CALLS, EVERYTHING, FLAT, PATH, told
 from tool_models import speaker
 
 from eyas.common.errors import EyasError, InvalidRequest, Overloaded, Unavailable
 from tests.clients.strictness import strictly
+from tests.rpc.responses_requests import BODY, CALLS, EVERYTHING, FLAT, PATH, told
 
 SCHEMA = {"type": "object", "properties": {"sky": {"type": "string"}}}
 UNNAMED: dict[str, Any] = {"type": "json_schema", "schema": SCHEMA}

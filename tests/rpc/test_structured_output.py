@@ -14,7 +14,6 @@ import pytest
 import pytest_asyncio
 from http_client import client_of, refused
 from real_worker import real_worker
-from test_client_sdk import served
 
 from eyas.client import AsyncClient, Grammar, InvalidRequest
 from eyas.common.cluster.discovery import registry
@@ -24,6 +23,7 @@ from gateway.backends.generate import ClusterBackend
 from gateway.grammars.checks import GrammarBackend, GrammarChecks
 from gateway.routing.cluster import Cluster
 from gateway.text.tokenizer import Tokenizer
+from tests.rpc.sdk_front import served
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "structured-output.md"
 EXAMPLES = [json.loads(block) for block in re.findall(r"^```json\n(.*?)^```", PAGE.read_text(), re.M | re.S)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import urllib.request
 from collections.abc import AsyncIterator
@@ -13,13 +12,10 @@ import httpx
 import msgspec
 import pytest
 from fake_engine import Traits, worker
+from http_client import CHAT, TEXT, client_of, events
 from scripted_backend import INFO, ScriptedBackend, nano_tokenizer
 from scripted_cluster import DECODE, PREFILL, UNIFIED, gateway, until
 from scripted_worker import ScriptedWorker
-from test_canary import flying
-from test_client_sdk import CHAT as TURNS
-from test_client_sdk import served
-from test_http_api import CHAT, TEXT, client_of, events
 
 from eyas.client import AsyncClient, InvalidRequest
 from eyas.common.cluster.discovery import registry
@@ -29,6 +25,10 @@ from eyas.common.wire.clients import InfoClient
 from gateway.backends.generate import ClusterBackend
 from gateway.routing.cluster import Cluster
 from protos import eyas_pb2, eyas_pb2_grpc
+from tests.rpc.flying_canary import flying
+from tests.rpc.scripted_worker import started
+from tests.rpc.sdk_front import CHAT as TURNS
+from tests.rpc.sdk_front import served
 
 MARK = "fp_0123456789ab_synthetic"
 
@@ -50,13 +50,13 @@ async def client(backend: ScriptedBackend) -> AsyncIterator[httpx.AsyncClient]:
 async def test_openai_answers_are_marked(client: httpx.AsyncClient) -> None:
     for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)):
         assert (await client.post(path, json=body)).json()["system_fingerprint"] == MARK
-        *chunks, _ = events(await client.post(path, json=body | {"stream": True}))
+        chunks = events(await client.post(path, json=body | {"stream": True}))
         assert {chunk["system_fingerprint"] for chunk in chunks} == {MARK}
 
 
 async def test_sglang_answers_are_marked(client: httpx.AsyncClient) -> None:
     assert (await client.post("/generate", json={"text": "x"})).json()["meta_info"]["synthetic"] is True
-    *chunks, _ = events(await client.post("/generate", json={"text": "x", "stream": True}))
+    chunks = events(await client.post("/generate", json={"text": "x", "stream": True}))
     assert all(chunk["meta_info"]["synthetic"] for chunk in chunks)
 
 
@@ -136,14 +136,6 @@ async def test_a_worker_reports_synthetic_acceptance() -> None:
         url = f"http://127.0.0.1:{w.front.metrics_port}/metrics"
         text = (await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read())).decode()
         assert re.search(r'^eyas_synthetic_acceptance\{model_name=".+"\} 1\.0$', text, re.MULTILINE)
-
-
-@contextlib.asynccontextmanager
-async def started(*workers: ScriptedWorker) -> AsyncIterator[list[ScriptedWorker]]:
-    try:
-        yield [await each.start() for each in workers]
-    finally:
-        await asyncio.gather(*(each.kill() for each in workers))
 
 
 async def test_health_is_degraded_while_requests_succeed() -> None:

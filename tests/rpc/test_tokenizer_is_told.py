@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from http_client import client_of
 from scripted_backend import ScriptedBackend, nano_tokenizer
 from scripted_cluster import DECODE, PREFILL
 from scripted_worker import ScriptedWorker
-from test_http_api import client_of
-from test_synthetic import started
 
 from eyas.common.cluster.discovery import registry
 from eyas.common.config import GatewayConfig
 from gateway.backends.generate import ClusterBackend
 from gateway.routing.cluster import Cluster
+from tests.rpc.scripted_worker import started
 
 
 @pytest.mark.parametrize(("own", "served"), [("a", [0, 2, 3]), ("b", [1, 2]), ("", [0, 1, 2, 3])])

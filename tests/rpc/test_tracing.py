@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry
 from real_cluster import RealCluster, real_cluster
 from real_worker import tiny_config
 from scripted_backend import ScriptedBackend, nano_tokenizer
-from test_request_ids import PROMPT, SPLIT, Lines
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import ConfigError, Unavailable
@@ -23,6 +22,7 @@ from gateway.http.front import create_app
 from gateway.observe import tracing
 from gateway.observe.metrics import GatewayMetrics
 from protos import eyas_pb2, eyas_pb2_grpc
+from tests.rpc.log_lines import PROMPT, SPLIT, Lines
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="eyas[otel] is not installed")
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402

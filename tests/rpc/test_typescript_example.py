@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 from scripted_backend import ScriptedBackend, nano_tokenizer
-from test_client_sdk import served
-from test_http_tools import SAYS
 from tool_models import speaker
+
+from tests.rpc.sdk_front import served
+from tests.rpc.tool_requests import SAYS
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "typescript"
 MODULES = Path(os.environ.get("EYAS_NODE_MODULES") or EXAMPLE / "node_modules")

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 from fake_engine import FEATURE, FakeWorker, Traits, request, token, worker
-from test_front import next_of, tokens_of
 
 from eyas.common.errors import TransferFailed
 from eyas.common.types import KvHandle, Role
@@ -26,19 +25,8 @@ from eyas.engine.ipc.messages import (
     WatchClosed,
     WatchOpened,
 )
-
-
-def decoder_of(*members: FakeWorker) -> Any:
-    """A decode worker whose cluster is `members`."""
-    return worker(Role.DECODE, registry="static:" + ",".join(member.address for member in members))
-
-
-async def prefilled(w: FakeWorker, at: str = "") -> KvHandle:
-    """The handle of a prompt that `w` has computed; `at`: where it is reached, if not by its name."""
-    async with rpc.channel(at or w.address) as channel:
-        stream = clients.PrefillClient(channel).prefill(request(4, 5, 6), 1, False)
-        events = [event async for event in stream]
-    return events[1].handles[0]
+from tests.rpc.session_events import next_of, tokens_of
+from tests.rpc.watched_workers import decoder_of, prefilled
 
 
 async def attached(decode: FakeWorker, channel: Any, handle: KvHandle) -> Any:

@@ -14,7 +14,6 @@ from real_cluster import real_cluster
 from real_worker import prefill, tiny_config
 from scripted_cluster import DECODE, PREFILL, collect, gateway, make_request, until
 from scripted_worker import ScriptedWorker, expected, workers
-from test_cache_events import SPLIT
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Unavailable, WeightsChanged, WeightsChanging
@@ -29,6 +28,7 @@ from gateway.backends.generate import ClusterBackend
 from gateway.routing.targets import TargetWorkers
 from gateway.routing.weights import ClusterWeights, WeightUpdate
 from protos import decode_pb2
+from tests.rpc.real_cluster import SPLIT
 
 CLOSED = WeightsChanging("the worker is about to get new weights")
 OLD = WorkerInfo("a", (Role.PREFILL, Role.DECODE), 1, "m", "f", "", 64, 100, 9, serving=True)

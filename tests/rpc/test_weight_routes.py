@@ -20,7 +20,6 @@ from real_cluster import RealCluster, real_cluster
 from real_worker import tiny_config
 from safetensors.torch import load_file, save, save_file
 from scripted_backend import ScriptedBackend, nano_tokenizer
-from test_cache_events import SPLIT
 
 from eyas.client import AsyncClient, BroadcastTensors, InvalidRequest, SharedTensors
 from eyas.common.cluster.listening import free_ports
@@ -47,6 +46,7 @@ from gateway.http.front import create_app
 from gateway.observe.metrics import GatewayMetrics
 from gateway.routing.targets import TargetWorkers
 from gateway.routing.weights import ClusterWeights
+from tests.rpc.real_cluster import SPLIT
 
 BOTH = (Role.PREFILL, Role.DECODE)
 LAYOUTS = [

@@ -83,3 +83,7 @@ def write_merged(folder: Path, model: Path, adapter: Path) -> Path:
         weights[f"{module}.weight"] += update.t() if is_turned(model) else update
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
+
+
+PROMPT = tuple(i * i % 13 + i % 4 for i in range(24))
+PATIENCE_S = 200

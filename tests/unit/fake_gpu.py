@@ -17,10 +17,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from eyas.common.wire.pool import PoolGeometry
+from eyas.common.types import RankPages
+from eyas.common.wire.pool import Export, PoolGeometry
 from kv_transfer.area import DeviceArea, PoolArea
-from kv_transfer.backends.base import BackendSite
-from kv_transfer.backends.cuda_ipc import CudaIpcBackend
+from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult
+from kv_transfer.backends.cuda_ipc import CudaIpcBackend, PeerRank
+from kv_transfer.gpu import handover
 from kv_transfer.gpu.driver import CopyBlock, DeviceAllocation, DriverError, GpuMemory
 from kv_transfer.gpu.handover import DescriptorGiver
 
@@ -186,3 +188,28 @@ class OnFakeGpu(CudaIpcBackend):
     def close(self, deadline: float) -> bool:
         self._giver.close()
         return super().close(deadline)
+
+
+COUNT, PAGE = GEOMETRY.pages, GEOMETRY.page_bytes
+
+
+def copied(pool: FakePool, source: PeerRank, job: CopyJob) -> CopyResult:
+    pool.backend.start(source, job)
+    end = time.monotonic() + END_S + handover.TAKE_S
+    while time.monotonic() < end:
+        if results := pool.backend.poll():
+            (result,) = results
+            return result
+        time.sleep(0.002)
+    raise AssertionError("the copy did not stop")
+
+
+def opened(pool: FakePool, export: Export) -> PeerRank:
+    source = pool.backend.open(export)
+    assert isinstance(source, PeerRank)
+    return source
+
+
+def job(*pairs: tuple[int, int]) -> CopyJob:
+    src, dst = zip(*pairs, strict=True)
+    return CopyJob(1, 0, RankPages(0, src), dst)

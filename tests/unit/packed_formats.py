@@ -15,6 +15,11 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from eyas.engine.batch.spans import QuerySpan
+from eyas.engine.checkpoint.weights import FolderWeights
+from eyas.engine.models.table import read_model
+from tests.unit.model_rig import Rig
+
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 Tensors = dict[str, torch.Tensor]
 KEPT = ("lm_head", "embed_tokens", "norm", "mlp.gate.", "block_sparse_moe.gate.", "bias")
@@ -258,3 +263,18 @@ def write_packed(
         (there / "config.json").write_text(json.dumps(raw | more))
         save_file(stored, there / "model.safetensors")
     return tensors
+
+
+UP = "model.layers.0.mlp.up_proj"
+SHAPE = (128, 64)
+
+
+def logits(folder: Path) -> torch.Tensor:
+    rig = Rig(folder, pages=8)
+    return rig.logits([QuerySpan(rig.table(12), 0, 12)], list(range(40, 52)))
+
+
+def read(folder: Path, name: str = UP, shape: tuple[int, int] = SHAPE) -> torch.Tensor:
+    config = read_model(folder)
+    with FolderWeights(folder, config.spelling, quantized=config.quantized, fused=config.fused) as weights:
+        return weights.take(f"{name}.weight", shape)

@@ -12,12 +12,11 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice
 from tests.unit.attention_ranks_rig import alone
+from tests.unit.device_engines import rounds
 from tests.unit.device_ranks_rig import PLAIN
 from tests.unit.loopback import Result
-from tests.unit.test_device_deepseek import V3
-from tests.unit.test_device_engine import rounds
 from tests.unit.tiny import edit
-from tests.unit.tiny_deepseek import write_tiny_nextn_deepseek
+from tests.unit.tiny_deepseek import V3, write_tiny_nextn_deepseek
 from tests.unit.tiny_mtp import nextn_prefix
 
 VOCAB = V3["vocab_size"]

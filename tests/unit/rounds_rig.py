@@ -111,3 +111,8 @@ def new_extension(batch: int, deepest: int, features: torch.Tensor) -> PathRows:
 def ints(*shape: int) -> torch.Tensor:
     """int32 full of a number that no kernel writes."""
     return torch.full(shape, -7, dtype=torch.int32, device=DEVICE)
+
+
+def snapshot(tables: SlotTables) -> dict[str, torch.Tensor]:
+    names = ("length", "root", "drafts", "parents", "mask", "depth", "pages", "speculative")
+    return {name: getattr(tables, name).clone() for name in names}

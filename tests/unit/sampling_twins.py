@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from eyas.common.params import SamplingParams
 from eyas.engine.sampling.processors import SampledRow
 
 F = np.float32
@@ -108,3 +109,24 @@ def _adjusted(x: list[np.float32], row: SampledRow) -> list[np.float32]:
 
 def _first_best(x: list[np.float32]) -> int:
     return x.index(max(x))
+
+
+def ulps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Distance in representable float32 values; bits are mapped so that their order is the numbers'."""
+    ranks = [bits.astype(np.int64) for bits in (a.view(np.int32), b.view(np.int32))]
+    ordered = [np.where(rank < 0, -(2**31) - rank, rank) for rank in ranks]
+    return np.abs(ordered[0] - ordered[1])
+
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+MIXED = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(seed=2**64 - 5),
+    SamplingParams(seed=2**40 + 1, temperature=0.6, top_k=20, top_p=0.95),
+    SamplingParams(seed=3, temperature=1.7, min_p=0.02),
+]
+
+
+def normal(*sizes: int, scale: float = 3.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(sizes))
+    return torch.randn(*sizes, generator=generator).mul_(scale).to(DEVICE)

@@ -19,17 +19,15 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.loading import follower
 from tests.unit import tensor_core
+from tests.unit.adapter_rig import PATIENCE_S, PROMPT
+from tests.unit.device_engines import SIZES, write_head
 from tests.unit.device_ranks_rig import interpreted_follower
-from tests.unit.test_device_deepseek import FEW, V3
-from tests.unit.test_device_engine import SIZES, write_head
-from tests.unit.tiny_deepseek import write_tiny_nextn_deepseek
+from tests.unit.tiny_deepseek import FEW, V3, write_tiny_nextn_deepseek
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 SEEDED = SamplingParams(temperature=0.8, seed=5, max_tokens=4, ignore_eos=True)
-PROMPT = tuple(i * i % 13 + i % 4 for i in range(24))
-PATIENCE_S = 200
 CHAIN = SpeculationConfig(steps=2, draft_tokens=3)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from adapter_rig import write_adapter, write_merged
 from loopback import Loopback, wait_all
-from test_device_engine import SIZES, on_device, write_head
 from tiny import write_tiny_llama
 
 from eyas.common.config import EngineConfig, SpeculationConfig
@@ -23,6 +22,7 @@ from eyas.common.types import GenerationRequest
 from eyas.engine.adapters.reader import AdapterReader
 from eyas.engine.ipc.adapter_messages import LoadAdapter
 from eyas.engine.models.table import read_model
+from tests.unit.device_engines import SIZES, on_device, write_head
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

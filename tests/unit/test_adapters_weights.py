@@ -13,7 +13,6 @@ import torch
 from adapter_rig import write_adapter
 from loopback import Loopback, wait_all
 from safetensors.torch import load_file, save_file
-from test_adapters_device import PATIENCE_S, PROMPT
 from tiny import write_tiny_llama
 
 from eyas.common.config import EngineConfig
@@ -42,9 +41,10 @@ from eyas.engine.ipc.adapter_messages import AdapterLoaded, LoadAdapter
 from eyas.engine.loading import follower
 from eyas.engine.loading.device_build import _adapters
 from eyas.engine.loading.replacement import WeightReplacement
+from tests.unit.adapter_rig import PATIENCE_S, PROMPT
+from tests.unit.device_engines import SIZES
 from tests.unit.device_ranks_rig import BACKENDS, interpreted_follower
-from tests.unit.test_device_engine import SIZES
-from tests.unit.test_weight_replacement import model_of
+from tests.unit.weight_models import model_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

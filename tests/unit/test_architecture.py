@@ -103,6 +103,19 @@ def test_no_two_test_files_have_one_name() -> None:
     assert names and [name for name, count in names.items() if count > 1] == []
 
 
+def test_no_test_file_imports_another() -> None:
+    """What two test files share is in a module that says what it holds."""
+    found = [
+        f"{name}:{node.lineno}"
+        for name, tree, _ in sources("tests", "tools")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for module in [getattr(node, "module", None) or "", *[each.name for each in node.names]]
+        if module.rpartition(".")[2].startswith("test_")
+    ]
+    assert found == []
+
+
 def test_every_file_says_what_it_knows() -> None:
     silent = [name for name, tree, _ in sources(*PACKAGES) if tree.body and not ast.get_docstring(tree)]
     assert silent == []

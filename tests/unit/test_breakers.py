@@ -6,7 +6,6 @@ import random
 from collections import Counter
 
 import pytest
-from test_router import PREFILL, worker
 
 from eyas.common.errors import Overloaded, Unavailable
 from gateway.backends.retries import (
@@ -20,6 +19,7 @@ from gateway.backends.retries import (
 )
 from gateway.routing.breakers import FAILURES, LONGEST_PAUSE_S, TRIAL_S, CircuitBreaker, WorkerBreakers
 from gateway.routing.router import RouterCandidate, choose_prefill
+from tests.unit.routed_workers import PREFILL, worker
 
 RATE, WORK_S, SICK = 20.0, 0.1, "w0"
 

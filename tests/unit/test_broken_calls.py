@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_parsers import reading
+from answers import reading
 
 from gateway.parsers.message import MessageParser
 from gateway.parsers.output import ContentText

@@ -15,8 +15,8 @@ from eyas.engine.checkpoint.packed import PackedConfig
 from eyas.engine.models.table import read_model
 from eyas.quantize import calibration
 from eyas.quantize.calibration import MOST_ROWS, ROW_TOKENS, Calibration
+from tests.unit.calibration_story import TEXT, Reader, story
 from tests.unit.families import write_family
-from tests.unit.test_quantize import TEXT, Reader, story
 from tests.unit.tiny import write_tiny_llama
 
 __all__ = ["story"]  # a fixture

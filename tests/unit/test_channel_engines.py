@@ -12,8 +12,6 @@ import msgspec
 import pytest
 from loopback import Loopback, Worker, split_configs
 from loopback_runs import assert_idle, mixed_requests, run_all, undrafted
-from test_draft_channel import mapped
-from test_eagle_engine import CHAIN, TREE, base
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.types import Role
@@ -21,6 +19,8 @@ from eyas.engine.ipc.messages import DraftDown, DraftUp, Event
 from eyas.engine.scheduling.turns import StepRoom
 from eyas.engine.speculation.draft_worker.draft_engine import PostedCommits
 from eyas.engine.speculation.drafters.channels import GRPC, SHM, DraftChannels
+from tests.unit.draft_channel_pair import mapped
+from tests.unit.eagle_engines import CHAIN, TREE, base
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 __all__ = ["base"]  # a fixture

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import subprocess
-import sys
-from typing import NamedTuple
-from unittest import mock
 
 import pytest
 
-from eyas import cli, configuration
+from eyas import configuration
+from tests.unit.command_line import eyas, told
 
 ON_GPU = ("serve", "--device", "cuda")
 SYNTHETIC = ["--rejection-sample-method", "synthetic", "--synthetic-acceptance-length", "3"]
@@ -21,30 +17,6 @@ SYNTHETIC = ["--rejection-sample-method", "synthetic", "--synthetic-acceptance-l
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever this machine has: several have another usual layout."""
     monkeypatch.setattr(configuration, "visible", lambda: 1)
-
-
-class Told(NamedTuple):
-    """What a command printed, and how it ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-def eyas(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "eyas.cli", *args], capture_output=True, text=True, timeout=60
-    )
-
-
-def told(capsys: pytest.CaptureFixture[str], *args: str) -> Told:
-    """The same in this process, for what ends before it starts anything."""
-    with mock.patch.dict(os.environ):  # `main` sets some for good
-        try:
-            code = cli.main(list(args))
-        except SystemExit as ended:  # of argparse
-            code = int(ended.code or 0)
-    return Told(code, *capsys.readouterr())
 
 
 def test_help_is_quick() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from pathlib import Path
 
 import pytest
 
-from eyas import cli, configuration
+from eyas import configuration
 from eyas.cluster.plan import gateway_argv, worker_argv
 from eyas.common.config import (
     GPU_DEFAULTS,
@@ -23,16 +22,13 @@ from eyas.common.errors import ConfigError
 from eyas.common.security import api_keys
 from eyas.common.types import Role
 from eyas.engine.speculation.draft_worker.draft_runner import TreeExpansion
+from tests.unit.command_line import parse
 
 
 @pytest.fixture(autouse=True)
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever this machine has: several have another usual layout."""
     monkeypatch.setattr(configuration, "visible", lambda: 1)
-
-
-def parse(*args: str) -> argparse.Namespace:
-    return cli._parser().parse_args(args)
 
 
 def test_defaults_are_those_of_the_dataclasses() -> None:

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_cli import eyas, told
 
 from eyas.common.cluster.listening import free_ports
+from tests.unit.command_line import eyas, told
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 from loopback import Loopback, wait_all
-from test_cli_configs import parse
 
 from eyas.common.config import EngineConfig, GatewayConfig
 from eyas.common.errors import ConfigError, TransferFailed
@@ -30,6 +29,7 @@ from eyas.engine.loop import engine as engine_module
 from eyas.engine.loop.engine import Engine
 from eyas.engine.scheduling import host_loads
 from tests.rpc.redis_server import RedisServer
+from tests.unit.command_line import parse
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

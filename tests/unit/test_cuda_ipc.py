@@ -28,13 +28,10 @@ from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.types import RankPages
 from eyas.common.wire.pool import Export
 from kv_transfer.backends.base import CopyJob, CopyResult
-from kv_transfer.backends.cuda_ipc import PeerRank
 from kv_transfer.gpu import handover
 from kv_transfer.gpu.driver import DriverError
 from tests.unit.closed_after import closed_after
-from tests.unit.fake_gpu import END_S, GEOMETRY, FakeDriver, FakePool
-
-COUNT, PAGE = GEOMETRY.pages, GEOMETRY.page_bytes
+from tests.unit.fake_gpu import COUNT, END_S, GEOMETRY, PAGE, FakeDriver, FakePool, copied, job, opened
 
 closing = closed_after(FakePool, FakePool.close)
 
@@ -66,28 +63,6 @@ def owner(folder: Path) -> Iterator[tuple[SpawnProcess, Export, Connection]]:
     finally:
         process.kill()
         process.join()
-
-
-def copied(pool: FakePool, source: PeerRank, job: CopyJob) -> CopyResult:
-    pool.backend.start(source, job)
-    end = time.monotonic() + END_S + handover.TAKE_S
-    while time.monotonic() < end:
-        if results := pool.backend.poll():
-            (result,) = results
-            return result
-        time.sleep(0.002)
-    raise AssertionError("the copy did not stop")
-
-
-def opened(pool: FakePool, export: Export) -> PeerRank:
-    source = pool.backend.open(export)
-    assert isinstance(source, PeerRank)
-    return source
-
-
-def job(*pairs: tuple[int, int]) -> CopyJob:
-    src, dst = zip(*pairs, strict=True)
-    return CopyJob(1, 0, RankPages(0, src), dst)
 
 
 def until(condition: object) -> None:

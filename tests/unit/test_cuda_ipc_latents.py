@@ -7,18 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as replace_geometry
 
+from eyas.common.types import RankPages
 from kv_transfer.backends.base import CopyJob
-from tests.unit.test_cuda_ipc import (
-    COUNT,
-    GEOMETRY,
-    FakeDriver,
-    FakePool,
-    RankPages,
-    copied,
-    opened,
-    replace_geometry,
-)
+from tests.unit.fake_gpu import COUNT, GEOMETRY, FakeDriver, FakePool, copied, opened
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [(1, 2), (2, 1), (2, 2), (4, 2), (2, 8)])

@@ -4,52 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import transformers
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.config import LayerSpec, ModelConfig, NormNames, Temper
+from eyas.engine.checkpoint.config import NormNames, Temper
 from eyas.engine.checkpoint.rope import NO_ROPE, RopeConfig
 from eyas.engine.loading.arithmetic import inexact
 from eyas.engine.models.table import read_model
 from tests.unit.crossed import crossed
 from tests.unit.dense_families import DENSE
 from tests.unit.families import write_family
-from tests.unit.model_rig import Rig
-from tests.unit.test_model_families import (
-    CLOSE,
+from tests.unit.family_changes import (
+    ROPE,
     Change,
     attention,
     common,
+    every,
     feed_forward,
+    layers,
     norms,
     prompt,
+    unnoticed,
     wanted,
-    whole,
 )
-
-ROPE = RopeConfig(10000.0)
-
-
-def layers(change: Callable[[int, LayerSpec], LayerSpec]) -> Change:
-    """By a layer's number."""
-
-    def changed(config: ModelConfig) -> ModelConfig:
-        return dataclasses.replace(config, layers=tuple(change(i, x) for i, x in enumerate(config.layers)))
-
-    return changed
-
-
-def every(**fields: Any) -> Change:
-    """Fields of every layer itself."""
-    return layers(lambda _, layer: dataclasses.replace(layer, **fields))
-
 
 SPECIALS: dict[str, dict[str, Change]] = {
     "smollm3": {"rope nowhere": attention(rope=RopeConfig(2e6)), "all layers rotate": attention(rope=ROPE)},
@@ -175,25 +157,6 @@ QUICK = (
 def test_each_special_counts(tmp_path: Path, name: str) -> None:
     model, tokens = write_family(tmp_path, name), prompt()
     assert unnoticed(tmp_path, SPECIALS[name], wanted(model, tokens), tokens) == []
-
-
-def unnoticed(
-    folder: Path, specials: dict[str, Change], expected: torch.Tensor, tokens: list[int]
-) -> list[str]:
-    """The specials without which the logits are as expected. A decoder that leaves out tensors does not even
-    start.
-    """
-    config, found = read_model(folder), []
-    for special, change in specials.items():
-        other = change(config)
-        assert other != config, special
-        try:
-            error = (whole(Rig(folder, other), tokens) - expected).abs().max()
-        except ConfigError as refused:
-            assert "does not read" in str(refused) or "has no tensor" in str(refused)
-        else:
-            found += [special] * bool(error < 100 * CLOSE)
-    return found
 
 
 NEEDED = (

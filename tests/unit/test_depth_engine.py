@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
-from loopback import Loopback, Result, split_configs, wait_all
+from loopback import split_configs
 from tiny import write_tiny_eagle3, write_tiny_llama
 from wandering import wander
 
 from eyas.common.config import EngineConfig, SpeculationConfig
-from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest, RequestChoice, RequestDraftLimits
+from eyas.common.types import GenerationRequest, RequestDraftLimits
 from eyas.engine.models.base import Drafted
 from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension
 from eyas.engine.speculation.drafters import colocated
 from eyas.engine.speculation.drafters.base import AcceptedRows, SequenceProposal
 from eyas.engine.speculation.drafters.colocated import ColocatedDrafter
+from tests.unit.depth_runs import VOCAB, answers, requests
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-VOCAB = 16  # few ids: random drafts are often right
 CHAIN = SpeculationConfig(5, 1, 6, adaptive=True)
 TREE = SpeculationConfig(3, 2, 7, adaptive=True)
 
@@ -42,40 +40,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
         pool_dir=str(tmp_path_factory.mktemp("pools")),
         worker="unified",
     )
-
-
-def requests() -> list[GenerationRequest]:
-    draw = random.Random(1)
-    some = (
-        SamplingParams(temperature=0.0, max_tokens=28, ignore_eos=True, logprobs=1),
-        SamplingParams(temperature=1.0, seed=7, max_tokens=28, ignore_eos=True),
-        SamplingParams(
-            temperature=0.9,
-            seed=2**63,
-            top_p=0.9,
-            max_tokens=20,
-            ignore_eos=True,
-            repetition_penalty=1.2,
-            presence_penalty=0.5,
-            logit_bias={7: 1.0},
-        ),
-    )
-    prompts = [tuple(draw.randrange(VOCAB) for _ in range(draw.choice((1, 5, 16, 33)))) for _ in range(5)]
-    made = [
-        GenerationRequest(f"r{i}", prompt, some[i % 3], tuple(map(RequestChoice, range(1 + 2 * (i == 4)))))
-        for i, prompt in enumerate(prompts)
-    ]
-    return [*made, GenerationRequest("undrafted", prompts[0], some[0], speculative=False)]
-
-
-def answers(*configs: EngineConfig, wanted: SequenceOf[GenerationRequest] = ()) -> list[Result]:
-    cluster = Loopback(*configs)
-    try:
-        results = [cluster.submit(request, split=len(configs) > 1) for request in wanted or requests()]
-        wait_all(results, 60)
-    finally:
-        cluster.close()
-    return results
 
 
 @pytest.fixture(scope="module")

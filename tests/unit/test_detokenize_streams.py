@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from test_tokenizer_source import sentence_model, tekken
 from tokenizer_families import FAMILIES, LINES
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
@@ -21,6 +20,7 @@ from eyas.common.tokenizers.source import read_tokenizer
 from eyas.common.types import FinishCause, GenerationRequest, TokenEntry
 from gateway.text.entries import ChoiceText, TextRules
 from gateway.text.tokenizer import Tokenizer
+from tests.unit.tokenizer_sources import sentence_model, tekken
 
 TEXTS = [
     *LINES[:5],

@@ -24,14 +24,12 @@ from eyas.engine.device.step import StepInput, StepShape
 from eyas.engine.loading import device_build
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.step_shapes import buckets_of
-from tests.unit.test_device_engine import answers, on_device, rounds, tokens
+from tests.unit.device_engines import answers, on_device, rounds, tokens
 from tests.unit.tiny import edit
-from tests.unit.tiny_deepseek import SMALL, write_tiny_nextn_deepseek
+from tests.unit.tiny_deepseek import V3, write_tiny_nextn_deepseek
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("one_thread")]
 
-FEW = {"n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2}
-V3 = SMALL | FEW | {"vocab_size": 16, "num_hidden_layers": 2, "first_k_dense_replace": 1}
 LITE = V3 | {"q_lora_rank": None, "n_shared_experts": 2}
 V2 = {
     "architectures": ["DeepseekV2ForCausalLM"],

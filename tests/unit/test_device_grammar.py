@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.grammars.notations import Grammar
-from eyas.common.params import SamplingParams
-from eyas.common.types import FinishCause, GenerationRequest, RequestChoice
+from eyas.common.types import FinishCause, GenerationRequest
 from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device import special as special_rows
@@ -23,26 +20,17 @@ from eyas.engine.device.step import PlacedBatch, StepShape
 from eyas.engine.grammar.state import MaskRoom
 from eyas.engine.kernels.sampling.special import COLUMNS, mask_in_place
 from eyas.engine.sampling.sampler import SampledRow, sample
+from tests.unit.device_engines import SIZES, on_device, tokens, write_head
+from tests.unit.grammar_requests import END, PIECES, bits, requests, write_tokenizer
 from tests.unit.loopback import Loopback, Result, wait_all
-from tests.unit.test_device_engine import SIZES, on_device, tokens, write_head
-from tests.unit.test_special_rows import EOS, VOCAB, Step, same
+from tests.unit.special_steps import EOS, VOCAB, Step, same
 from tests.unit.tiny import write_tiny_llama
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-PIECES = ("0", "1", "~", "b", "ab", "{", "}", '"', ":", ",", "[", "]", " ", "a", '":')
-"""By id; the model's own end, which is 2, writes what no grammar here holds."""
 
-END = len(PIECES)
 CHAIN = SpeculationConfig(steps=2, topk=1, draft_tokens=3)
 TREE = SpeculationConfig(steps=2, topk=2, draft_tokens=4)
-
-
-def bits(ids: list[int]) -> np.ndarray:
-    words = np.zeros(-(-VOCAB // 32), np.uint32)
-    for id in ids:
-        words[id // 32] |= np.uint32(1 << id % 32)
-    return words.view(np.int32)
 
 
 @pytest.mark.parametrize("asked", [{}, {"logprobs": 3}, {"repetition_penalty": 1.7, "logit_bias": {3: 4.0}}])
@@ -174,15 +162,6 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     )
 
 
-def write_tokenizer(folder: Path) -> None:
-    """One that writes PIECES."""
-    ids = {piece: id for id, piece in enumerate(PIECES)}
-    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=PIECES[0]))
-    tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
-    tokenizer.add_special_tokens([AddedToken("<end>", special=True)])
-    tokenizer.save(str(folder / "tokenizer.json"))
-
-
 def answers(config: EngineConfig, requests: list[GenerationRequest]) -> list[Result]:
     cluster = Loopback(config)
     try:
@@ -195,28 +174,6 @@ def answers(config: EngineConfig, requests: list[GenerationRequest]) -> list[Res
 
 def text(ids: list[int]) -> str:
     return "".join(PIECES[id] for id in ids if id not in (2, END))
-
-
-def requests() -> list[GenerationRequest]:
-    """Held to grammars, with choices and penalties, beside one that is free and drafted for."""
-    held = {"stop_token_ids": (END,), "max_tokens": 8}
-    bits = SamplingParams(temperature=0.0, grammar=Grammar.regex("(01|10){1,3}"), **held)  # type: ignore[arg-type]
-    words = SamplingParams(
-        temperature=0.9, seed=4, logprobs=1, grammar=Grammar.choice(["ab", "ba", "abba"]), **held
-    )  # type: ignore[arg-type]
-    pairs = SamplingParams(
-        temperature=0.8, seed=7, repetition_penalty=1.2, grammar=Grammar.json_schema(PAIR), **held
-    )  # type: ignore[arg-type]
-    free = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
-    return [
-        GenerationRequest("bits", (1, 2, 3, 4, 5), bits),
-        GenerationRequest("words", tuple(range(14)) * 2, words, (RequestChoice(0), RequestChoice(1))),
-        GenerationRequest("pairs", (7, 7, 7), pairs),
-        GenerationRequest("free", (5, 9, 11), free),
-    ]
-
-
-PAIR = {"type": "object", "properties": {"a": {"enum": [0, 1]}}, "required": ["a"]}
 
 
 @pytest.mark.slow

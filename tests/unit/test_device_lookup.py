@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 from loopback import Loopback
-from test_device_engine import answers, config, on_device, rounds, tokens
-from test_device_roles import by_choice, patient, roles, together
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice
 from eyas.engine.speculation.drafters.device_lookup import DeviceLookup
 from eyas.engine.speculation.drafters.lookup import LookupDrafter
+from tests.unit.device_engines import answers, config, on_device, rounds, tokens
+from tests.unit.device_roles import by_choice, patient, roles, together
 
 __all__ = ["config", "patient"]
 

@@ -22,13 +22,13 @@ from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.models.base import Drafted
 from eyas.engine.parallel.ranks import RankChannel, RankInfo
 from eyas.engine.speculation.device import DeviceProposer
+from tests.unit.device_engines import write_head
 from tests.unit.device_ranks_rig import PLAIN, device_ranks, interpreted_follower, no_group_stays, tokens
 from tests.unit.families import write_family
+from tests.unit.grammar_requests import requests as held
+from tests.unit.grammar_requests import write_tokenizer
 from tests.unit.loopback_runs import assert_idle
 from tests.unit.ranks_drafts_rig import CHAIN, TREE, accepted, asked, everything, knowing, one_rank, walks
-from tests.unit.test_device_engine import write_head
-from tests.unit.test_device_grammar import requests as held
-from tests.unit.test_device_grammar import write_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("one_thread")]
 

@@ -30,8 +30,8 @@ from tests.unit.device_ranks_rig import (
 )
 from tests.unit.families import write_family
 from tests.unit.fp8_formats import FORMATS, write_format
+from tests.unit.grammar_requests import requests, write_tokenizer
 from tests.unit.loopback_runs import assert_idle
-from tests.unit.test_device_grammar import requests, write_tokenizer
 from tests.unit.tiny_deepseek import write_tiny_deepseek
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("one_thread")]

@@ -13,28 +13,12 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
 from eyas.engine.ipc.messages import DraftClosed, DraftDown, DraftUp, Event
-from eyas.engine.loop.drafting import DraftWait
+from tests.unit.device_engines import DRAFTS, PATIENCE_S, answers, config, on_device, requests, tokens
 from tests.unit.loopback import Loopback, Result, Worker, wait_all
-from tests.unit.test_device_engine import DRAFTS, PATIENCE_S, answers, config, on_device, requests, tokens
+from tests.unit.remote_drafts import apart, rounds_with_drafts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 __all__ = ["config"]  # a fixture
-
-
-def apart(plain: EngineConfig, *, device_drafter: bool = False) -> tuple[EngineConfig, EngineConfig]:
-    """A decode engine on the device, and a draft worker that is or is not."""
-    device = on_device(plain)
-    drafter = device if device_drafter else plain
-    return (
-        replace(device, roles=(Role.DECODE,), worker="decode"),
-        replace(drafter, roles=(Role.DRAFT,), worker="draft"),
-    )
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interpreted step has run when it is launched: it seems to take no time, so none bears waiting."""
-    monkeypatch.setattr(DraftWait, "draft_wait_s", PATIENCE_S / 3)
 
 
 def served(cluster: Loopback, wanted: list[GenerationRequest]) -> list[Result]:
@@ -47,12 +31,6 @@ def served(cluster: Loopback, wanted: list[GenerationRequest]) -> list[Result]:
     finally:
         cluster.close()
     return results
-
-
-def rounds_with_drafts(results: list[Result]) -> tuple[int, int]:
-    """Rounds that verified drafts, and how many of these were accepted."""
-    entries = [entry for result in results for entry in result.entries if entry.offered]
-    return len(entries), sum(entry.accepted for entry in entries)
 
 
 @pytest.mark.slow

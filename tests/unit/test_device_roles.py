@@ -9,65 +9,24 @@ import time
 from dataclasses import replace
 
 import pytest
-from test_device_engine import DRAFTS, PROMPT, answers, config, logprobs, on_device, requests, tokens
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest, KvKind, RequestChoice, Role
+from eyas.common.types import GenerationRequest, KvKind, RequestChoice
 from eyas.engine.ipc.messages import CancelGeneration, Event, OpenPull, PullFailed, WireFailure
-from kv_transfer import puller
-from tests.unit.loopback import Loopback, Result, Worker, wait_all
+from tests.unit.device_engines import DRAFTS, PROMPT, answers, config, logprobs, on_device, requests, tokens
+from tests.unit.device_roles import PATIENCE_S, by_choice, let_go, roles, together
+from tests.unit.loopback import Loopback, Worker, wait_all
 
 __all__ = ["config"]
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(300)]
 SLOW = pytest.mark.slow
 
-PATIENCE_S = 200
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine answers between two steps, and these take long here."""
-    monkeypatch.setattr(puller, "RELEASE_S", PATIENCE_S)
-
 
 def two(plain: EngineConfig, **decode: int) -> tuple[EngineConfig, EngineConfig]:
     """Device engines; of the decode engine's configuration `decode` differs."""
     return roles(on_device(plain), **decode)
-
-
-def roles(whole: EngineConfig, **decode: int) -> tuple[EngineConfig, EngineConfig]:
-    drafts = () if whole.draft is None else (Role.DRAFT,)
-    return (
-        replace(whole, roles=(Role.PREFILL,), worker="prefill"),
-        replace(whole, roles=(Role.DECODE, *drafts), worker="decode", **decode),
-    )
-
-
-def together(cluster: Loopback, wanted: list[GenerationRequest]) -> list[Result]:
-    """What comes of the requests; then nothing is held."""
-    try:
-        results = [cluster.submit(request, split=True) for request in wanted]
-        wait_all(results, PATIENCE_S)
-        let_go(cluster)
-    finally:
-        cluster.close()
-    return results
-
-
-def let_go(cluster: Loopback) -> None:
-    deadline = time.monotonic() + 30
-    for worker in cluster.workers.values():
-        engine = worker.engine
-        while engine._scheduler.pool.used or engine._requests.table:
-            assert time.monotonic() < deadline, f"{worker.address} holds something"
-            time.sleep(0.01)
-
-
-def by_choice(result: Result) -> list[tuple[int, int, tuple[int, ...]]]:
-    """Its rounds."""
-    return sorted((entry.choice, entry.index, entry.tokens) for entry in result.entries)
 
 
 WAYS = [pytest.param(DRAFTS[name], id=name, marks=SLOW) for name in DRAFTS]

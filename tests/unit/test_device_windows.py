@@ -30,11 +30,11 @@ from eyas.engine.speculation.draft_worker.draft_runner import DraftInput, Propos
 from eyas.engine.speculation.drafters import remote
 from eyas.engine.speculation.drafters.channels import MAILBOX
 from eyas.engine.speculation.feature_rows import DeviceWindows
+from tests.unit.device_engines import DRAFTS, PATIENCE_S, PROMPT, answers, config, requests, tokens
 from tests.unit.fake_gpu import FakeDriver
 from tests.unit.loopback import Loopback, wait_all
-from tests.unit.test_device_engine import DRAFTS, PATIENCE_S, PROMPT, answers, config, requests, tokens
-from tests.unit.test_device_mailbox import SERVED_S, Patient
-from tests.unit.test_device_remote import apart, patient, rounds_with_drafts
+from tests.unit.mailbox_engines import SERVED_S, Patient
+from tests.unit.remote_drafts import apart, patient, rounds_with_drafts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 __all__ = ["config", "patient"]  # fixtures

@@ -2,59 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_device_draft_runner import CHAIN, Follower, on_device, pages, told
 
 from eyas import cli
-from eyas.common.config import EngineConfig, SpeculationConfig
-from eyas.common.params import SamplingParams
-from eyas.common.types import Role
 from eyas.engine.kernels.drafts import block
-from eyas.engine.loading.draft_build import draft_worker
-from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.speculation.draft_worker.device_runner import BatchBuffer, BatchLayout
-from tests.unit.test_device_engine import SIZES
-from tests.unit.tiny import write_tiny_llama
+from tests.unit.dflash_proposals import proposals
 from tests.unit.tiny_dflash import write_tiny_dflash
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 WINDOW = {"layers": 2, "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4}
-BATCHES = ({"a": 11}, {"a": 2, "b": 6, "c": 1})  # rows of whom; a batch takes four of each, in several pieces
-
-
-def proposals(
-    folder: Path, write: Callable[..., Path] = write_tiny_dflash, steps: int = CHAIN.steps, **keys: Any
-) -> list[list[tuple[list[int], list[int]]]]:
-    """Of both runners, all batches in a row. `write`: the head, with `keys`."""
-    target, spec = write_tiny_llama(folder / "target", **SIZES), SpeculationConfig(steps, 1, steps + 1)
-    head = write(folder / "head", target, **{"layers": 1, "reads": (0, 2), **keys})
-    plain = EngineConfig(
-        model=str(target),
-        draft=str(head),
-        roles=(Role.DRAFT,),
-        num_pages=64,
-        max_running=3,
-        context_length=256,
-        pool_dir=str(folder),
-        worker="draft",
-        speculation=spec,
-    )
-    runners = [draft_worker(EngineSpec.of(config)).runner for config in (plain, on_device(plain))]
-    seeded, free = SamplingParams(temperature=0.9, seed=2**63 + 5), pages()
-    named = {"a": Follower("prompt", 0), "b": Follower("window", 37), "c": Follower("seeded", 20, seeded)}
-    found = [[], []]
-    for batch in BATCHES:
-        of_both = told(runners, free, {named[name]: rows for name, rows in batch.items()}, spec)
-        found = [before + now for before, now in zip(found, of_both, strict=True)]
-    for runner in runners:
-        runner.pool.close()
-    return found
 
 
 @pytest.mark.parametrize(

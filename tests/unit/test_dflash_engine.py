@@ -8,10 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from loopback import Loopback, split_configs
-from loopback_runs import assert_idle, mixed_requests, patient, run_all, undrafted
-from test_depth_engine import answers, requests
-from test_device_engine import PROMPT, SIZES, on_device, rounds, tokens
-from test_device_engine import answers as answers_of
+from loopback_runs import assert_idle, patient, run_all, undrafted
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
@@ -19,27 +16,14 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, KvKind, RequestDraftLimits
 from eyas.engine.loading import device_build
 from eyas.engine.loading.spec import EngineSpec
-from tests.unit.tiny import write_tiny_eagle, write_tiny_llama
-from tests.unit.tiny_dflash import write_tiny_dflash
+from tests.unit.depth_runs import answers, requests
+from tests.unit.device_engines import PROMPT, SIZES, on_device, rounds, tokens
+from tests.unit.device_engines import answers as answers_of
+from tests.unit.dflash_engines import ASKED, CHAIN, config_of
+from tests.unit.tiny import write_tiny_eagle
 from tests.unit.wandering import wander
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-ASKED = mixed_requests(6, seed=4)
-CHAIN = SpeculationConfig(steps=5, draft_tokens=6)
-
-
-def config_of(folder: Path, reads: tuple[int, ...], **sizes: int) -> EngineConfig:
-    target = write_tiny_llama(folder / "target", tied=False, **sizes)
-    return EngineConfig(
-        model=str(target),
-        draft=str(write_tiny_dflash(folder / "head", target, reads=reads)),
-        num_pages=256,
-        chunk_tokens=48,
-        pool_dir=str(folder),
-        worker="unified",
-        speculation=CHAIN,
-    )
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import test_draft_engine as far
+from engine_rig import VOCAB
 from redis.exceptions import ConnectionError as RedisAway
 
 from eyas.common.cluster.discovery import RedisRegistry, StaticRegistry, WorkerKeys, registry
 from eyas.common.errors import ConfigError, Unavailable
 from eyas.engine.ipc.messages import DraftClosed, DraftDown
+from eyas.engine.speculation.drafters.remote import RemoteDrafter
+from tests.unit.draft_engine_drive import NO_CHANNELS, SPEC, opened_sequences
 
 
 async def test_a_cluster_has_a_name_that_is_no_pattern_and_a_redis() -> None:
@@ -68,8 +70,8 @@ async def test_no_line_shows_the_password() -> None:
 
 
 def test_the_engine_drafts_with_whom_it_has_heard_of() -> None:
-    drafter = far.RemoteDrafter(far.SPEC, far.VOCAB, far.NO_CHANNELS)
-    (seq,) = far._sequences(drafter, 1)
+    drafter = RemoteDrafter(SPEC, VOCAB, NO_CHANNELS)
+    (seq,) = opened_sequences(drafter, 1)
     assert not seq.drafting
     drafter.deliver(DraftDown(worker="w"))
     drafter.deliver(DraftDown(worker="w"))

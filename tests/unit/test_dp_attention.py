@@ -15,8 +15,8 @@ from eyas.common.errors import ConfigError
 from eyas.common.types import KvKind, Role
 from eyas.engine.loading.build import build_engine
 from eyas.engine.loading.spec import EngineSpec
+from tests.unit.command_line import parse
 from tests.unit.families import write_family
-from tests.unit.test_cli_configs import parse
 from tests.unit.tiny import write_tiny_llama
 from tests.unit.tiny_deepseek import SMALL, write_tiny_nextn_deepseek
 

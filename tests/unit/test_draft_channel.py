@@ -22,6 +22,7 @@ from eyas.engine.ipc.draft_channel import MailChannel, OfferedChannel, answer
 from eyas.engine.ipc.mailbox import NEWEST, PAGE, DraftMailbox, MailLayout
 from eyas.engine.ipc.messages import DraftChannel, DraftProposal
 from eyas.engine.ipc.row_ring import tag
+from tests.unit.draft_channel_pair import mapped
 
 WIDTH, NODES, PLACES, KEPT = 3, 6, 4, 8
 SHAPE = DraftChannel(export={}, width=WIDTH, nodes=NODES, places=PLACES, rows=KEPT)
@@ -43,11 +44,6 @@ def channel(folder: Path, shape: DraftChannel = SHAPE) -> Iterator[tuple[MailCha
 
 def rung(descriptor: int) -> bool:
     return bool(select.select([descriptor], [], [], 0)[0])
-
-
-def mapped() -> int:
-    """How many channels this process has mapped."""
-    return Path("/proc/self/maps").read_text().count("memfd:eyas-drafts")
 
 
 def rows(count: int, first: float = 0.0) -> np.ndarray:

@@ -2,93 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
-import torch
-from test_draft_engine import SPEC, VOCAB, WIDTH, _sequences
 
-from eyas.common.config import SpeculationConfig
-from eyas.engine.batch.sequence import Sequence
-from eyas.engine.ipc.mailbox import HALF, NEWEST
-from eyas.engine.ipc.messages import DraftChannel, DraftClosed, DraftDown, DraftProposal
-from eyas.engine.ipc.row_ring import WAITING_ROWS, tag
-from eyas.engine.speculation.drafters.base import AcceptedRows
-from eyas.engine.speculation.drafters.channels import GRPC, SHM, DecodeChannels, DraftChannels
-from eyas.engine.speculation.drafters.remote import RemoteDrafter
-
-WORKER, PEER = "w", 4
-PLACES, KEPT = 2, 16
-SHAPE = DraftChannel({}, WIDTH, SPEC.draft_tokens, PLACES, KEPT)
-
-
-class Pair:
-    """A decode engine's drafter and a draft worker's channels; what goes by fronts the test passes on."""
-
-    def __init__(self, folder: Path, *, shape: DraftChannel | None = SHAPE, width: int = WIDTH) -> None:
-        names = (folder / f"eyas-{i}" for i in itertools.count())
-        self.offered = DecodeChannels(shape, lambda: next(names))
-        self.answered = DraftChannels(width, str(folder))
-        self.drafter = RemoteDrafter(SPEC, VOCAB, self.offered)
-        self.places: dict[int, int] = {}  # by sequence, as the opens say
-
-    def connect(self) -> None:
-        """The stream comes up, and whatever is to be said of a channel."""
-        self.drafter.deliver(DraftDown(worker=WORKER))
-        for up in self.drafter.outgoing():
-            if up.channel is not None and (reason := self.answered.answer(PEER, up.channel)):
-                self.drafter.deliver(DraftDown(no_channel=reason, worker=WORKER))
-        self.hear()
-
-    def hear(self) -> None:
-        for down in self.drafter.arrived():
-            self.drafter.deliver(down)
-
-    def commit(self, seq: Sequence, base: int, want: SpeculationConfig | None = SPEC) -> None:
-        rows = torch.full((1, WIDTH), float(base))
-        self.drafter.post([AcceptedRows(seq, base, [9], rows, want)])
-
-    def propose(self, seq: Sequence, base: int, *, by_front: bool = False) -> None:
-        proposal = DraftProposal(seq.uid, self.generation(seq), base, (1, 2), (-1, 0))
-        place, box = self.places.get(seq.uid, -1), self.answered.mailbox(PEER)
-        if by_front or place < 0:
-            self.drafter.deliver(DraftDown((proposal,), worker=WORKER))
-        else:
-            assert box is not None and box.propose(place, proposal)
-            self.answered.wake([PEER])
-        self.hear()
-
-    def generation(self, seq: Sequence) -> int:
-        return self.drafter._followed[seq.uid].generation
-
-    def by_front(self) -> list[int]:
-        """The bases of the commits that went by the front since the last call."""
-        ups = self.drafter.outgoing()
-        self.places |= {one.seq: one.place for up in ups for one in up.opens}
-        return [commit.base_len for up in ups for commit in up.commits]
-
-    def is_posted(self, seq: Sequence, base: int) -> bool:
-        """Is a row of this position in the sequence's mailbox, with its feature?"""
-        box, place = self.answered.mailbox(PEER), self.places[seq.uid]
-        assert box is not None
-        word = int(box.words[place, base % KEPT])
-        generation = self.generation(seq)
-        if word != (tag(generation, base) & HALF) << 32 | 9 | NEWEST:
-            return False
-        return box.features(place, generation, base, 1) == np.full(WIDTH, base, np.float32).tobytes()
-
-    def direct(self) -> Sequence:
-        """A sequence whose first commit was answered."""
-        (seq,) = _sequences(self.drafter, 1)
-        self.commit(seq, 4)
-        assert self.by_front() == [4] and not self.is_posted(seq, 4)
-        self.propose(seq, 5)
-        return seq
+from eyas.engine.ipc.messages import DraftClosed, DraftDown, DraftProposal
+from eyas.engine.ipc.row_ring import WAITING_ROWS
+from eyas.engine.speculation.drafters.channels import GRPC, SHM
+from tests.unit.draft_channel_pair import KEPT, PEER, SHAPE, WORKER, Pair
+from tests.unit.draft_engine_drive import WIDTH, opened_sequences
 
 
 @pytest.fixture
@@ -114,7 +39,7 @@ def test_the_first_commit_goes_by_the_front_and_the_next_ones_into_the_mailbox(p
 
 
 def test_whether_drafts_are_wanted_is_said_by_the_front_and_holds_for_the_mailbox(pair: Pair) -> None:
-    (seq,) = _sequences(pair.drafter, 1)
+    (seq,) = opened_sequences(pair.drafter, 1)
     pair.commit(seq, 4, None)
     assert pair.by_front() == [4] and not pair.drafter.owed()
     pair.commit(seq, 5)
@@ -148,7 +73,7 @@ def test_a_channel_that_comes_later_is_for_sequences_that_open_then(tmp_path: Pa
     pair = Pair(tmp_path)
     pair.drafter.deliver(DraftDown(worker=WORKER))
     (up,) = pair.drafter.outgoing()
-    first, second = _sequences(pair.drafter, 2)
+    first, second = opened_sequences(pair.drafter, 2)
     pair.drafter.close(second)
     for base in (4, 5):
         pair.commit(first, base)
@@ -164,7 +89,7 @@ def test_a_channel_that_comes_later_is_for_sequences_that_open_then(tmp_path: Pa
 
 
 def test_without_a_free_place_rows_go_by_the_front(pair: Pair) -> None:
-    first, second, third = _sequences(pair.drafter, 3)
+    first, second, third = opened_sequences(pair.drafter, 3)
     for base in (4, 5):
         pair.commit(third, base)
     assert pair.by_front() == [4, 5] and pair.places[third.uid] == -1
@@ -183,7 +108,7 @@ def test_a_sequence_in_anothers_place_gets_no_drafts_of_that_one(pair: Pair) -> 
     pair.commit(seq, 5)
     generation, place = pair.generation(seq), pair.places[seq.uid]
     pair.drafter.close(seq)
-    (other,) = _sequences(pair.drafter, 1, id="other")
+    (other,) = opened_sequences(pair.drafter, 1, id="other")
     pair.commit(other, 4)
     pair.by_front()
     assert pair.places[other.uid] == place
@@ -227,7 +152,7 @@ def test_a_channel_that_is_refused_is_said_to_be(tmp_path: Path, caplog: pytest.
         pair = Pair(tmp_path, width=WIDTH + 1)
         pair.connect()
     assert sum("by gRPC" in line and "features" in line for line in caplog.messages) == 2, "on both sides"
-    (seq,) = _sequences(pair.drafter, 1)
+    (seq,) = opened_sequences(pair.drafter, 1)
     pair.commit(seq, 4)
     pair.propose(seq, 5)
     pair.commit(seq, 5)
@@ -242,7 +167,7 @@ def test_without_memory_to_share_no_channel_is_offered(
         pair = Pair(tmp_path, shape=None)
         pair.connect()
     assert "--transfer" in caplog.text and list(tmp_path.iterdir()) == []
-    pair.drafter.open(_sequences(pair.drafter, 1)[0], 4, None)
+    pair.drafter.open(opened_sequences(pair.drafter, 1)[0], 4, None)
     assert pair.offered.mailbox(WORKER) is None
 
 
@@ -253,7 +178,7 @@ def test_a_folder_that_takes_no_socket_costs_the_channel_alone(
         pair = Pair(tmp_path / "gone")
         pair.connect()
     assert "cannot be made" in caplog.text and pair.offered.mailbox(WORKER) is None
-    assert pair.drafter.open(_sequences(pair.drafter, 1)[0], 4, None)
+    assert pair.drafter.open(opened_sequences(pair.drafter, 1)[0], 4, None)
 
 
 def test_a_gpu_that_is_not_offered_is_not_asked_for(tmp_path: Path) -> None:

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as SequenceOf
-from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from engine_rig import PAGE, VOCAB, HandCopier, Rig, hand_pulls, handle, request
+from engine_rig import PAGE, VOCAB, handle
 
-from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import KvKind, RequestChoice
-from eyas.engine.batch.sequence import Sequence
+from eyas.common.types import KvKind
 from eyas.engine.ipc.messages import (
-    Command,
     DraftClose,
     DraftClosed,
     DraftCommit,
@@ -27,139 +20,33 @@ from eyas.engine.ipc.messages import (
     DraftProposal,
     DraftUp,
     EngineLoad,
-    Event,
     OpenPull,
     PullDone,
     PullFailed,
-    PullReleased,
     ReleaseHandle,
-    ShutdownEngine,
     WireFailure,
 )
-from eyas.engine.ipc.outbox import EventOutbox
 from eyas.engine.ipc.row_ring import WAITING_ROWS
-from eyas.engine.kv.pages import PagePool
-from eyas.engine.speculation.draft_worker.draft_engine import DraftEngine, DraftParts
-from eyas.engine.speculation.draft_worker.draft_runner import ProposedTree, chain_of
 from eyas.engine.speculation.drafters.base import AcceptedRows
-from eyas.engine.speculation.drafters.channels import DecodeChannels
 from eyas.engine.speculation.drafters.remote import MISSED_ROUNDS, RemoteDrafter
-from kv_transfer.copy_threads import CopyBell
-
-WIDTH = 2
-PEER = 4
-SPEC = SpeculationConfig(steps=2, topk=1, draft_tokens=3)
-NO_CHANNELS = DecodeChannels(None, Path)  # has no state: everything goes by the front
-
-
-class CountingRunner:
-    """Proposes the next ids in order; refuses to read a row that was never written."""
-
-    def __init__(self) -> None:
-        self.written: set[tuple[int, int]] = set()
-        self.least_rows = 0
-        self.pool = SimpleNamespace(copy_page=self._copy, close=lambda: None)
-
-    def _copy(self, source: int, target: int) -> None:
-        self.written = {(p, s) for p, s in self.written if p != target}
-        self.written |= {(target, slot) for page, slot in self.written if page == source}
-
-    alignment = 1
-
-    def draft_rows(self, spec):
-        return max(spec.steps * spec.topk, self.least_rows)
-
-    def draft(self, asked, spec):
-        assert asked, "a pass over nothing"
-        return [self._drafted(one.extension, spec.steps) for one in asked]
-
-    def _drafted(self, new, steps):
-        base, end = new.base, new.base + len(new.tokens)
-        for row in range(base):
-            assert (new.pages[row // PAGE], row % PAGE) in self.written, f"row {row} was never written"
-        self.written |= {(new.pages[row // PAGE], row % PAGE) for row in range(base, end)}
-        assert len(new.pages) * PAGE >= end + steps
-        return ProposedTree(chain_of([(new.tokens[-1] + i) % VOCAB for i in range(steps)]))
-
-
-class Drive:
-    """A draft engine driven loop by loop: `tell` hands over commands and returns what it said."""
-
-    def __init__(self, pages: int = 16) -> None:
-        self.batches: list[list[Command]] = []
-        self.events: list[Event] = []
-        self.pool, self.runner, self.copier, outbox = (
-            PagePool(pages),
-            CountingRunner(),
-            HandCopier(),
-            EventOutbox(),
-        )
-        self.copier.close = lambda deadline: True  # type: ignore[attr-defined]
-        ready = SimpleNamespace(context_length=64, vocab_size=VOCAB, draft_width=WIDTH, rates=None)
-        pulls = hand_pulls(self.copier, PAGE, outbox)
-        config = EngineConfig(page_size=PAGE)
-        parts = DraftParts(config, self.runner, self.pool, pulls, self.copier, CopyBell(), outbox, ready)  # type: ignore[arg-type]
-        self.engine = DraftEngine(parts, self)
-        self.pulls = pulls
-
-    def recv(self, timeout_s: float, bells: SequenceOf[int] = ()) -> list[Command]:
-        return self.batches.pop(0) if self.batches else [ShutdownEngine()]
-
-    def send(self, events: SequenceOf[Event]) -> None:
-        self.events += events
-
-    def tell(self, *commands: Command) -> list[Event]:
-        self.batches, self.events = [list(commands), []], []
-        self.engine._stopping = False
-        self.engine.run()
-        return self.events
-
-    def up(
-        self, *messages: DraftOpen | DraftCommit | DraftClose
-    ) -> tuple[list[DraftProposal], list[DraftClosed]]:
-        def of(kind):
-            return tuple(m for m in messages if isinstance(m, kind))
-
-        up = DraftUp(of(DraftOpen), of(DraftCommit), of(DraftClose), peer=PEER)
-        return _answers(self.tell(up))
-
-    def pull_here(self, pull: OpenPull) -> list[Event]:
-        """The owner finishes, the copies stop, the owner confirms."""
-        events = self.tell(PullDone(pull.pull, ()))
-        for job in self.copier.jobs:
-            self.runner.written |= {(page, slot) for page in job.dst_pages for slot in range(PAGE)}
-        self.copier.finish()
-        return events + self.tell() + self.tell(PullReleased(pull.pull, True)) + self.tell()
-
-
-def _answers(events: list[Event]) -> tuple[list[DraftProposal], list[DraftClosed]]:
-    downs = [event for event in events if isinstance(event, DraftDown)]
-    assert all(down.peer == PEER for down in downs)
-    return [p for d in downs for p in d.proposals], [c for d in downs for c in d.closed]
-
-
-def _open(seq: int = 1, base: int = 0, **changes) -> DraftOpen:
-    fields = {
-        "seq": seq,
-        "generation": seq,
-        "base_len": base,
-        "params": SamplingParams(),
-        "choice": 0,
-    }
-    return DraftOpen(**(fields | changes))
-
-
-def _commit(base: int, *tokens: int, seq: int = 1, **changes) -> DraftCommit:
-    features = np.zeros((len(tokens), WIDTH), np.float32).tobytes()
-    fields = {"seq": seq, "generation": seq, "base_len": base, "tokens": tokens, "features": features}
-    return DraftCommit(**(fields | {"steps": 2} | changes))
+from tests.unit.draft_engine_drive import (
+    NO_CHANNELS,
+    PEER,
+    SPEC,
+    WIDTH,
+    Drive,
+    answers_of,
+    new_commit,
+    new_sequence,
+    opened_sequences,
+)
 
 
 def test_commits_in_order_are_answered_once_a_batch() -> None:
     drive = Drive()
-    proposals, closed = drive.up(_open(base=3), _commit(3, 10, 11), _commit(5, 12))
+    proposals, closed = drive.up(new_sequence(base=3), new_commit(3, 10, 11), new_commit(5, 12))
     assert [(p.base_len, p.tokens) for p in proposals] == [(6, (12, 13))] and not closed
-    proposals, _ = drive.up(_commit(6, 13))
+    proposals, _ = drive.up(new_commit(6, 13))
     assert [p.base_len for p in proposals] == [7]
     drive.up(DraftClose(1, 1))
     assert drive.pool.used == 0
@@ -168,7 +55,7 @@ def test_commits_in_order_are_answered_once_a_batch() -> None:
 def test_its_load_counts_the_commands_that_it_has_heard() -> None:
     loads = [
         event
-        for event in Drive().tell(DraftUp((_open(),), peer=PEER), DraftPeerGone(1))
+        for event in Drive().tell(DraftUp((new_sequence(),), peer=PEER), DraftPeerGone(1))
         if isinstance(event, EngineLoad)
     ]
     assert [(load.heard, load.running) for load in loads] == [(2, 1)]
@@ -176,8 +63,8 @@ def test_its_load_counts_the_commands_that_it_has_heard() -> None:
 
 def test_its_load_counts_its_steps_and_their_sequences() -> None:
     drive = Drive()
-    commits = tuple(_commit(0, 5, seq=seq) for seq in (1, 2, 3))
-    events = drive.tell(DraftUp(tuple(_open(seq) for seq in (1, 2, 3)), commits, peer=PEER))
+    commits = tuple(new_commit(0, 5, seq=seq) for seq in (1, 2, 3))
+    events = drive.tell(DraftUp(tuple(new_sequence(seq) for seq in (1, 2, 3)), commits, peer=PEER))
     [load] = [event for event in events if isinstance(event, EngineLoad)]
     assert sum(load.step_seconds) == sum(load.step_sequences) == 1
     assert load.step_sequences_total == 3 and load.step_seconds_total > 0.0
@@ -186,45 +73,45 @@ def test_its_load_counts_its_steps_and_their_sequences() -> None:
 @pytest.mark.parametrize("base", [4, 6, 60])
 def test_a_gap_or_a_repetition_ends_the_sequence(base: int) -> None:
     drive = Drive()
-    drive.up(_open(base=3), _commit(3, 10, 11))
-    proposals, closed = drive.up(_commit(base, 12))
+    drive.up(new_sequence(base=3), new_commit(3, 10, 11))
+    proposals, closed = drive.up(new_commit(base, 12))
     assert not proposals and [c.seq for c in closed] == [1]
     assert drive.pool.used == 0
-    assert not drive.up(_commit(5, 12))[0], "nothing is drafted for it any more"
+    assert not drive.up(new_commit(5, 12))[0], "nothing is drafted for it any more"
 
 
 @pytest.mark.parametrize(
     "bad",
     [
-        _commit(3, VOCAB),
-        _commit(3, -1),
-        _commit(3),
-        _commit(3, 1, features=b"xyz"),
-        _commit(3, 1, steps=-1),
-        _commit(3, 1, steps=10**6),
-        _commit(3, 1, topk=0),
-        _commit(3, 1, topk=10**6),
-        _commit(3, 1, topk=4, draft_tokens=0),
-        _commit(3, *range(1, 62)),
+        new_commit(3, VOCAB),
+        new_commit(3, -1),
+        new_commit(3),
+        new_commit(3, 1, features=b"xyz"),
+        new_commit(3, 1, steps=-1),
+        new_commit(3, 1, steps=10**6),
+        new_commit(3, 1, topk=0),
+        new_commit(3, 1, topk=10**6),
+        new_commit(3, 1, topk=4, draft_tokens=0),
+        new_commit(3, *range(1, 62)),
     ],
 )
 def test_no_commit_ends_the_loop(bad: DraftCommit) -> None:
     drive = Drive(pages=64)
-    drive.up(_open(seq=2), _commit(0, 5, seq=2))
-    proposals, closed = drive.up(_open(base=3), bad)
+    drive.up(new_sequence(seq=2), new_commit(0, 5, seq=2))
+    proposals, closed = drive.up(new_sequence(base=3), bad)
     assert not proposals and [c.seq for c in closed] == [1]
-    proposals, _ = drive.up(_commit(1, 6, seq=2))
+    proposals, _ = drive.up(new_commit(1, 6, seq=2))
     assert [p.seq for p in proposals] == [2], "the others go on"
 
 
 @pytest.mark.parametrize(
     "bad",
     [
-        _open(base=64),
-        _open(base=-1),
-        _open(params=SamplingParams(temperature=math.nan)),
-        _open(base=9, handle=handle(8, group=KvKind.DRAFT)),
-        _open(base=8, handle=handle(8, group=KvKind.DRAFT, shards=0)),
+        new_sequence(base=64),
+        new_sequence(base=-1),
+        new_sequence(params=SamplingParams(temperature=math.nan)),
+        new_sequence(base=9, handle=handle(8, group=KvKind.DRAFT)),
+        new_sequence(base=8, handle=handle(8, group=KvKind.DRAFT, shards=0)),
     ],
 )
 def test_no_open_ends_the_loop(bad: DraftOpen) -> None:
@@ -240,38 +127,40 @@ def test_a_prompt_larger_than_the_pool_keeps_nobody_waiting() -> None:
     """It is refused, and its owner told at once; pulls are served in order, so it would block all others."""
     drive = Drive(pages=4)
     large = handle(5 * PAGE, group=KvKind.DRAFT)
-    events = drive.tell(DraftUp((_open(base=9, handle=large),), peer=PEER))
-    assert [c.seq for c in _answers(events)[1]] == [1]
+    events = drive.tell(DraftUp((new_sequence(base=9, handle=large),), peer=PEER))
+    assert [c.seq for c in answers_of(events)[1]] == [1]
     assert [e.handle for e in events if isinstance(e, ReleaseHandle)] == [large] and drive.pulls.active == 0
-    small = _open(seq=2, base=9, handle=handle(9, id=2, group=KvKind.DRAFT))
-    events = drive.tell(DraftUp((small,), (_commit(9, 50, seq=2),), peer=PEER))
+    small = new_sequence(seq=2, base=9, handle=handle(9, id=2, group=KvKind.DRAFT))
+    events = drive.tell(DraftUp((small,), (new_commit(9, 50, seq=2),), peer=PEER))
     (pull,) = [e for e in events if isinstance(e, OpenPull)]
-    assert [p.seq for p in _answers(drive.pull_here(pull))[0]] == [2]
+    assert [p.seq for p in answers_of(drive.pull_here(pull))[0]] == [2]
 
 
 def test_a_prompt_without_room_keeps_nobody_waiting() -> None:
     """Its sequences are closed at once, to be opened from their window, and its owner has its pages again."""
     drive = Drive(pages=8)
-    drive.up(_open(seq=1), _commit(0, *range(3 * PAGE), seq=1))
+    drive.up(new_sequence(seq=1), new_commit(0, *range(3 * PAGE), seq=1))
     assert drive.pool.used > 8 - 6
-    large = _open(seq=2, base=9, handle=handle(6 * PAGE, id=2, group=KvKind.DRAFT))
-    small = _open(seq=3, base=5, handle=handle(5, id=3, group=KvKind.DRAFT))
-    events = drive.tell(DraftUp((large, small), (_commit(5, 50, seq=3),), peer=PEER))
+    large = new_sequence(seq=2, base=9, handle=handle(6 * PAGE, id=2, group=KvKind.DRAFT))
+    small = new_sequence(seq=3, base=5, handle=handle(5, id=3, group=KvKind.DRAFT))
+    events = drive.tell(DraftUp((large, small), (new_commit(5, 50, seq=3),), peer=PEER))
     refused, pull = [e for e in events if isinstance(e, OpenPull)]
     events += drive.tell(PullDone(refused.pull, ()))
-    assert [c.seq for c in _answers(events)[1]] == [2]
+    assert [c.seq for c in answers_of(events)[1]] == [2]
     assert refused.handle in [e.handle for e in events if isinstance(e, ReleaseHandle)]
-    assert [p.seq for p in _answers(drive.pull_here(pull))[0]] == [3]
+    assert [p.seq for p in answers_of(drive.pull_here(pull))[0]] == [3]
 
 
 def test_choices_share_one_pull_and_own_what_they_write() -> None:
     drive = Drive()
     draft = handle(9, group=KvKind.DRAFT)
-    opens = [_open(seq=s, base=9, handle=draft) for s in (1, 2)]
-    events = drive.tell(DraftUp(tuple(opens), (_commit(9, 50, seq=1), _commit(9, 60, seq=2)), peer=PEER))
+    opens = [new_sequence(seq=s, base=9, handle=draft) for s in (1, 2)]
+    events = drive.tell(
+        DraftUp(tuple(opens), (new_commit(9, 50, seq=1), new_commit(9, 60, seq=2)), peer=PEER)
+    )
     (pull,) = [e for e in events if isinstance(e, OpenPull)]
-    assert _answers(events) == ([], []), "nothing is drafted before the prompt is here"
-    proposals, closed = _answers(drive.pull_here(pull))
+    assert answers_of(events) == ([], []), "nothing is drafted before the prompt is here"
+    proposals, closed = answers_of(drive.pull_here(pull))
     assert not closed and sorted((p.seq, p.tokens[0]) for p in proposals) == [(1, 50), (2, 60)]
     first, second = (drive.engine._sequences.followed[PEER, seq].pages for seq in (1, 2))
     assert first[:2] == second[:2] and not set(first[2:]) & set(second[2:])
@@ -281,44 +170,35 @@ def test_choices_share_one_pull_and_own_what_they_write() -> None:
 
 def test_a_lost_prompt_closes_its_sequences() -> None:
     drive = Drive()
-    events = drive.tell(DraftUp((_open(base=9, handle=handle(9, group=KvKind.DRAFT)),), peer=PEER))
+    events = drive.tell(DraftUp((new_sequence(base=9, handle=handle(9, group=KvKind.DRAFT)),), peer=PEER))
     (pull,) = [e for e in events if isinstance(e, OpenPull)]
-    _, closed = _answers(drive.tell(PullFailed(pull.pull, WireFailure("transfer_failed", "gone"))))
+    _, closed = answers_of(drive.tell(PullFailed(pull.pull, WireFailure("transfer_failed", "gone"))))
     assert [c.seq for c in closed] == [1] and drive.pool.used == 0 and drive.pulls.active == 0
 
 
 def test_a_sequence_that_gets_no_page_of_its_own_is_closed_not_fed_garbage() -> None:
     drive = Drive(pages=4)  # 3 for the prompt, one copy: the second choice has none
     draft = handle(9, group=KvKind.DRAFT)
-    opens = tuple(_open(seq=s, base=9, handle=draft) for s in (1, 2))
-    events = drive.tell(DraftUp(opens, (_commit(9, 50, seq=1),), peer=PEER))
+    opens = tuple(new_sequence(seq=s, base=9, handle=draft) for s in (1, 2))
+    events = drive.tell(DraftUp(opens, (new_commit(9, 50, seq=1),), peer=PEER))
     (pull,) = [e for e in events if isinstance(e, OpenPull)]
-    proposals, closed = _answers(drive.pull_here(pull))
+    proposals, closed = answers_of(drive.pull_here(pull))
     assert [p.seq for p in proposals] == [1] and [c.seq for c in closed] == [2]
     drive.up(DraftClose(1, 1))
-    assert not drive.up(_commit(9, 60, seq=2))[0]
+    assert not drive.up(new_commit(9, 60, seq=2))[0]
     assert drive.pool.used == 0
 
 
 def test_a_peer_that_vanishes_leaves_nothing() -> None:
     drive = Drive()
-    drive.up(_open(), _commit(0, 5), _open(seq=2, base=9, handle=handle(9, group=KvKind.DRAFT)))
+    drive.up(
+        new_sequence(), new_commit(0, 5), new_sequence(seq=2, base=9, handle=handle(9, group=KvKind.DRAFT))
+    )
     drive.tell(DraftPeerGone(PEER))
     assert drive.pool.used == 0 and drive.pulls.active == 0 and not drive.engine._sequences.followed
 
 
 # --- the other end: RemoteDrafter ---------------------------------------------------------------------
-
-
-def _sequences(drafter: RemoteDrafter, n: int, id: str = "a") -> list[Sequence]:
-    rig = Rig()
-    rig.submit(request(5, *(RequestChoice(i) for i in range(n)), id=id))
-    generation = rig.requests.table[id]
-    uid = 100 * (1 + len(drafter._followed))
-    found = [Sequence(uid + i, generation, i, generation.request.prompt_ids, [7]) for i in range(n)]
-    for seq in found:
-        seq.drafting = drafter.open(seq, 4, None)
-    return found
 
 
 def _drafter(*workers: str) -> RemoteDrafter:
@@ -331,14 +211,14 @@ def _drafter(*workers: str) -> RemoteDrafter:
 def test_the_choices_of_a_request_go_to_one_worker_and_requests_are_spread() -> None:
     drafter = _drafter("w", "v")
     for id in "ab":
-        _sequences(drafter, 3, id)
+        opened_sequences(drafter, 3, id)
     ups = drafter.outgoing()
     assert sorted(len(up.opens) for up in ups) == [3, 3]
 
 
 def test_proposals_that_are_no_trees_or_too_large_are_dropped() -> None:
     drafter = _drafter()
-    (seq,) = _sequences(drafter, 1)
+    (seq,) = opened_sequences(drafter, 1)
     generation = drafter._followed[seq.uid].generation
     for tokens, parents in [((1, 2), (0, 1)), ((VOCAB,), (-1,)), ((1,) * 4, (-1,) * 4), ((1,), ())]:
         drafter.deliver(DraftDown((DraftProposal(seq.uid, generation, 5, tokens, parents),), worker="w"))
@@ -349,7 +229,7 @@ def test_proposals_that_are_no_trees_or_too_large_are_dropped() -> None:
 
 def test_a_worker_that_never_answers_is_soon_not_waited_for() -> None:
     drafter = _drafter()
-    (seq,) = _sequences(drafter, 1)
+    (seq,) = opened_sequences(drafter, 1)
     for i in range(MISSED_ROUNDS + 1):
         drafter.post([AcceptedRows(seq, 4 + i, [9], torch.zeros(1, WIDTH), SPEC)])
         assert drafter.owed() == (i < MISSED_ROUNDS)
@@ -359,11 +239,11 @@ def test_a_worker_that_never_answers_is_soon_not_waited_for() -> None:
 
 def test_rows_below_which_nothing_is_wanted_are_taken_without_an_answer() -> None:
     drive = Drive(pages=64)
-    assert drive.up(_open(), _commit(0, 5, steps=0)) == ([], [])
-    ((proposal,), closed) = drive.up(_commit(1, 6))
+    assert drive.up(new_sequence(), new_commit(0, 5, steps=0)) == ([], [])
+    ((proposal,), closed) = drive.up(new_commit(1, 6))
     assert proposal.base_len == 2 and len(proposal.tokens) == 2 and not closed
     drafter = _drafter()
-    (seq,) = _sequences(drafter, 1)
+    (seq,) = opened_sequences(drafter, 1)
     drafter.post([AcceptedRows(seq, 4, [9], torch.zeros(1, WIDTH), SPEC)])
     assert drafter.owed()
     drafter.outgoing()
@@ -384,13 +264,13 @@ def test_pages_are_reserved_for_what_the_runner_writes_whatever_is_wanted() -> N
     drive = Drive()
     drive.runner.least_rows = 3 * PAGE
     for base, steps in ((0, 1), (2, 0)):
-        drive.up(*([_open()] if base == 0 else []), _commit(base, 5, 6, steps=steps))
+        drive.up(*([new_sequence()] if base == 0 else []), new_commit(base, 5, 6, steps=steps))
         assert drive.pool.used == 4
 
 
 def test_news_of_a_sequence_that_is_gone_does_not_put_its_worker_off() -> None:
     drafter = _drafter()
-    (seq,) = _sequences(drafter, 1)
+    (seq,) = opened_sequences(drafter, 1)
     drafter.deliver(DraftDown(closed=(DraftClosed(seq.uid, 99, "old"),), worker="w"))
     assert seq.drafting and drafter.open(seq, 4, None)
     drafter.deliver(DraftDown(closed=(DraftClosed(0, 0, "the stream broke"),), worker="w"))

@@ -9,8 +9,6 @@ import pytest
 import torch
 from loopback import Loopback
 from loopback_runs import assert_idle, patient, run_all, undrafted
-from test_dflash_device import proposals
-from test_dflash_engine import ASKED, config_of
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ConfigError
@@ -19,7 +17,9 @@ from eyas.engine.checkpoint.config import DraftBlock
 from eyas.engine.models.heads import read_head
 from eyas.engine.models.table import read_model
 from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftRequest, DraftRunner
+from tests.unit.dflash_engines import ASKED, config_of
 from tests.unit.dflash_equations import DFlash
+from tests.unit.dflash_proposals import proposals
 from tests.unit.head_chain import NOTICED, SAME
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.tiny import edit, write_tiny_llama

@@ -9,34 +9,19 @@ import pytest
 import torch
 from loopback import Loopback
 from loopback_runs import assert_idle, mixed_requests, patient, run_all, undrafted
-from test_device_engine import DRAFTS, PROMPT, SIZES, answers, on_device, rounds, tokens
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from tests.unit.tiny import edit, write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
+from tests.unit.device_engines import DRAFTS, PROMPT, SIZES, answers, on_device, rounds, tokens
+from tests.unit.eagle_engines import CHAIN, TREE, base, config_of
+from tests.unit.tiny import edit, write_tiny_eagle3, write_tiny_llama
+
+__all__ = ["base"]  # a fixture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ASKED = mixed_requests(6, seed=4)
-CHAIN, TREE = SpeculationConfig(steps=3, draft_tokens=4), SpeculationConfig(steps=3, topk=4, draft_tokens=12)
-
-
-def config_of(folder: Path, **sizes: int) -> EngineConfig:
-    target = write_tiny_llama(folder / "target", tied=False, **sizes)
-    return EngineConfig(
-        model=str(target),
-        draft=str(write_tiny_eagle(folder / "head", target)),
-        num_pages=256,
-        chunk_tokens=48,
-        pool_dir=str(folder),
-        worker="unified",
-    )
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
-    return config_of(tmp_path_factory.mktemp("models"), layers=4)
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from eyas.common.errors import ConfigError
 from eyas.evals.asking import EvalSide, SideOutcome, TaskAnswer, read_side
 from eyas.evals.questions import EvalQuestion, EvalTask
 from eyas.evals.scores import JudgedOutcome, compare, figures, judge, mcnemar
+from tests.unit.eval_files import CHOICES, PROBLEMS, write_problems, write_subject
 from tests.unit.scripted_server import Body, scripted
-from tests.unit.test_evals_tasks import CHOICES, PROBLEMS, write_problems, write_subject
 
 USAGE = {
     "prompt_tokens": 50,

@@ -16,20 +16,21 @@ from eyas.engine.layers.activations import CLAMP_LIMIT, CLAMP_STEEPNESS, clamped
 from eyas.engine.models.table import read_model
 from tests.unit.crossed import crossed
 from tests.unit.families import write_family
-from tests.unit.fp4_formats import gpt_oss, mx_experts
-from tests.unit.model_rig import Rig
-from tests.unit.test_dense_families import every, unnoticed
-from tests.unit.test_model_families import (
+from tests.unit.family_changes import (
     CLOSE,
     Change,
     attention,
     common,
     edit,
+    every,
     feed_forward,
     prompt,
+    unnoticed,
     wanted,
     whole,
 )
+from tests.unit.fp4_formats import gpt_oss, mx_experts
+from tests.unit.model_rig import Rig
 
 ROPE = RopeConfig(10000.0)
 

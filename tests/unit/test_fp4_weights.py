@@ -21,8 +21,7 @@ from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.models.table import read_model
 from tests.unit.fp4_formats import FP4, gpt_oss, modelopt, mx_experts
 from tests.unit.model_rig import Rig
-from tests.unit.packed_formats import compressed, write_packed
-from tests.unit.test_packed_weights import SHAPE, UP, logits, read
+from tests.unit.packed_formats import SHAPE, UP, compressed, logits, read, write_packed
 from tests.unit.tiny import edit, write_tiny_llama
 
 EXPERTS = "model.layers.0.mlp.experts.gate_up_proj"

@@ -28,7 +28,7 @@ from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.kv.scaled import quantised
 from eyas.engine.loading.spec import EngineSpec, _check_kv_dtype
 from kv_transfer.layout import check_compatible
-from tests.unit.test_kernels_latent import DEVICE, LATENT, ROTATED, Scene
+from tests.unit.latent_scene import DEVICE, LATENT, ROTATED, Scene
 
 FP8 = torch.float8_e4m3fn
 

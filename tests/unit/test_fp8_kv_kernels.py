@@ -21,10 +21,10 @@ from eyas.engine.kernels.products import exact_wide, rows, skinny
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.kv.scaled import FP8, quantised
+from tests.unit.accepted_paths import WIDTH, accepted
+from tests.unit.attention_scene import DEVICE, LAYER, PAGE, Scene, int32, parents_mask, positions
 from tests.unit.rounds_rig import PAGE as SMALL_PAGE
 from tests.unit.rounds_rig import random_case
-from tests.unit.test_kernels_attend import DEVICE, LAYER, PAGE, Scene, int32, parents_mask, positions
-from tests.unit.test_kernels_paths import WIDTH, accepted
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

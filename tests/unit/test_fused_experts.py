@@ -22,20 +22,16 @@ from eyas.engine.models.ops.device_machine import DeviceMachine
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from tests.unit.families import write_family
+from tests.unit.fp8_block_weights import write_fp8
+from tests.unit.fused_experts import BLOCKS, ERROR, TIPPED, logits_differ
+from tests.unit.fused_models import FIRST, SLOTS, Steps, Twin, same_forwards, with_tokens
 from tests.unit.model_rig import Rig
-from tests.unit.test_fp8_blocks import write_fp8
-from tests.unit.test_models_fused import FIRST, SLOTS, Steps, Twin, same_forwards, with_tokens
 
 pytestmark = pytest.mark.slow
 
 SMALL = {"vocab_size": 128, "num_hidden_layers": 2}
 WAYS = [("narrow", family) for family in ("qwen3_moe", "qwen3_moe_shares", "mixtral", "mixtral_window")]
 WAYS += [("wide", family) for family in ("qwen3_moe", "mixtral")]
-BLOCKS = {"hidden_size": 192, "intermediate_size": 256, "head_dim": 32, "num_key_value_heads": 4}
-TIPPED = 0.03
-"""Of a logit, over their deviation: sums in another order put a number on the other side of a rounding."""
-ERROR = 0.15
-"""What one scale that is twice as large does, at the least."""
 
 
 @pytest.mark.parametrize(("way", "family"), WAYS)
@@ -105,25 +101,6 @@ def fp8_blocks_are_the_plain_ones(tmp_path: Path, family: str, powers: bool, hid
     (tmp_path / "spoilt" / "config.json").write_text((tmp_path / "blocks" / "config.json").read_text())
     save_file(stored, tmp_path / "spoilt" / "model.safetensors")
     assert logits_differ(tmp_path / "spoilt", tmp_path / "blocks") > ERROR
-
-
-def logits_differ(fused: Path, plain: Path) -> float:
-    """The difference of two models' logits, over their deviation, of the median row: near ties of a router
-    may send a few of them elsewhere.
-    """
-    rig = Rig(plain)
-    assert refusal(rig.config, rig.config.vocab_size) == ""
-    twin = Twin(rig.config, rig.pool, torch.zeros(SLOTS, 16, dtype=torch.int32))
-    with FolderWeights(fused, quantized=rig.config.quantized) as weights:
-        model = Decoder(rig.config, weights, DeviceMachine(twin.context))
-    assert model.few_rows == 0
-    differences: list[torch.Tensor] = []
-    for rounds, chunks, spans, tokens in Steps(rig, FIRST["narrow"]):
-        expected = rig.model.logits(rig.forward(spans, tokens.tolist())[0])
-        found, _ = model.forward(with_tokens(twin.rows(rounds, chunks), tokens.tolist()), twin.pool)
-        difference = (model.logits(found) - expected[: found.shape[0]]).square().mean(1).sqrt()
-        differences.append(difference / expected.std())
-    return float(torch.cat(differences).median())
 
 
 def test_chance_may_choose_experts_for_benchmarks(tmp_path: Path) -> None:

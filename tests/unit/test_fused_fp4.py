@@ -25,7 +25,7 @@ from eyas.engine.loading.recipe import MetaWeights
 from eyas.engine.models.table import read_model
 from tests.unit.families import write_family
 from tests.unit.fp4_formats import gpt_oss, mx_experts
-from tests.unit.test_models_fused import FIRST, same_forwards
+from tests.unit.fused_models import FIRST, same_forwards
 from tests.unit.tiny import edit
 
 HIDDEN, WIDTH = 64, 64

@@ -17,8 +17,8 @@ from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from tests.unit.families import write_family
 from tests.unit.fp8_formats import FORMATS, KEPT, write_format
+from tests.unit.fused_models import FIRST, SLOTS, Steps, Twin, with_tokens
 from tests.unit.model_rig import Rig
-from tests.unit.test_models_fused import FIRST, SLOTS, Steps, Twin, with_tokens
 from tests.unit.tiny_deepseek import SMALL, write_tiny_deepseek
 
 pytestmark = pytest.mark.slow

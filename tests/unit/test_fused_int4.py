@@ -13,8 +13,8 @@ from eyas.engine.formats.packed import PackedProjection
 from eyas.engine.models.ops.device import DeviceOps
 from eyas.engine.models.ops.few_rows import FewRows
 from tests.unit.families import write_family
+from tests.unit.fused_models import FIRST, same_forwards
 from tests.unit.packed_formats import PACKINGS, write_packed
-from tests.unit.test_models_fused import FIRST, same_forwards
 
 pytestmark = pytest.mark.slow
 

@@ -21,9 +21,9 @@ from eyas.engine.kernels.products.blocks import StoredWeight
 from eyas.engine.models.latent_attention import halves_last
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
-from tests.unit.test_fp8_blocks import write_fp8
-from tests.unit.test_fused_experts import ERROR, TIPPED, logits_differ
-from tests.unit.test_models_fused import FIRST, same_forwards
+from tests.unit.fp8_block_weights import write_fp8
+from tests.unit.fused_experts import ERROR, TIPPED, logits_differ
+from tests.unit.fused_models import FIRST, same_forwards
 from tests.unit.tiny_deepseek import SMALL, write_tiny_deepseek
 
 DENSE = SMALL | {"vocab_size": 128, "num_hidden_layers": 2, "first_k_dense_replace": 2}

@@ -19,8 +19,7 @@ from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.mtp_names import MIMO, NEXTN, Dialect, dialect_of
 from eyas.engine.models.ops import device_machine
 from eyas.engine.models.ops.device_machine import DeviceMachine
-from tests.unit.model_rig import HeadRig, Rig
-from tests.unit.test_models_fused import (
+from tests.unit.fused_models import (
     FIRST,
     SLOTS,
     Steps,
@@ -31,6 +30,7 @@ from tests.unit.test_models_fused import (
     same_rows_written,
     with_tokens,
 )
+from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.tiny_mtp import write_tiny_mimo, write_tiny_nextn
 
 pytestmark = pytest.mark.slow

@@ -23,8 +23,8 @@ from eyas.engine.kernels.products import skinny
 from eyas.engine.models.table import read_model
 from tests.unit.families import write_family
 from tests.unit.fp4_formats import FP4
+from tests.unit.fused_models import FIRST, same_forwards
 from tests.unit.packed_formats import PACKINGS, write_packed
-from tests.unit.test_models_fused import FIRST, same_forwards
 from tests.unit.tiny import edit
 
 SIZES = {"vocab_size": 128, "num_hidden_layers": 1, "hidden_size": 192, "intermediate_size": 320}

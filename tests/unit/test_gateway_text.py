@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
-from tokenizers import Tokenizer as HFTokenizer
 
 from eyas.common.errors import ConfigError, EyasError, InvalidRequest
 from eyas.common.params import SamplingParams
@@ -21,6 +18,7 @@ from eyas.common.types import FinishCause, GenerationRequest, RequestChoice, Tok
 from gateway.text.entries import ChoiceText, StopMatcher, TextRules, TextStream
 from gateway.text.templates import ChatTemplate
 from gateway.text.tokenizer import Tokenizer
+from tests.unit.byte_tokenizers import byte_fallback, byte_level
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
@@ -28,37 +26,6 @@ TEMPLATE = (
     "<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-
-
-@cache
-def byte_level() -> HFTokenizer:
-    """A small byte-level BPE whose merges cut through characters of several bytes."""
-    hf = HFTokenizer(models.BPE())
-    hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    hf.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=340,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=["<|end|>"],
-        show_progress=False,
-    )
-    hf.train_from_iterator(["the cat naïve 日本語 日曜 \U0001f642\U0001f680 été"] * 4, trainer)
-    hf.add_tokens([AddedToken("<think>", special=False)])
-    return hf
-
-
-@cache
-def byte_fallback() -> HFTokenizer:
-    """A SentencePiece-like tokenizer: marked spaces, unknown characters as bytes."""
-    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "é"]
-    hf = HFTokenizer(
-        models.BPE({p: i for i, p in enumerate(pieces)}, [("▁", "a")], unk_token="<unk>", byte_fallback=True)
-    )
-    hf.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    hf.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    return hf
 
 
 def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:

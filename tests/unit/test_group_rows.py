@@ -21,9 +21,9 @@ from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.kv.scaled import FP8
 from eyas.engine.models.decoder import Decoder
 from tests.unit.families import write_family
+from tests.unit.fused_models import SLOTS, Twin, close, int32, same_rows_written, with_tokens
 from tests.unit.model_rig import Rig
 from tests.unit.rounds_rig import DEVICE
-from tests.unit.test_models_fused import SLOTS, Twin, close, int32, same_rows_written, with_tokens
 
 PAGE, MOST, WIDTH = 4, 60, 3
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from test_cli_configs import parse
+
+from tests.unit.command_line import parse
 
 
 @pytest.mark.parametrize("host", ["::1", "[::1]"])

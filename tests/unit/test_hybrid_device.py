@@ -27,28 +27,13 @@ from eyas.engine.scheduling.scheduler import Scheduler
 from kv_transfer import puller
 from tests.unit import interpreted
 from tests.unit.hybrid_rig import add_mtp_layer, write_hybrid
+from tests.unit.hybrid_sizes import RANKS, SIZES, VOCAB
 from tests.unit.loopback import Loopback, wait_all
 from tests.unit.wandering import wander
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 WAIT_S = 250
-VOCAB = 16  # few ids: what is looked up is often right
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "layer_types": ["linear_attention", "full_attention"],
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "head_dim": 64,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "linear_num_key_heads": 1,
-    "linear_num_value_heads": 8,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "eos_token_id": None,
-}
 PLAIN = EngineConfig(
     model="", draft=None, num_pages=64, chunk_tokens=32, max_running=3, state_slots=8, worker="unified"
 )
@@ -220,13 +205,6 @@ def test_without_what_follows_from_its_rows_a_state_is_misread(
 
 
 PREEMPT = Scheduler._preempt
-RANKS = {
-    "vocab_size": 32,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 16,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
 
 
 def _interpreted(loaded: EngineSpec, rank_info: RankInfo, channel: RankChannel) -> None:

@@ -16,9 +16,9 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from tests.unit import tensor_core
+from tests.unit.exact_engines import Told, answers
 from tests.unit.hybrid_rig import add_mtp_layer, write_hybrid
-from tests.unit.test_exact_engine import Told, answers
-from tests.unit.test_hybrid_device import SIZES
+from tests.unit.hybrid_sizes import SIZES
 
 pytestmark = [
     pytest.mark.slow,

@@ -17,9 +17,9 @@ from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.models.heads import read_head
 from eyas.engine.models.mtp_names import expected_prefixes
 from tests.unit.family_sample import VOCAB
+from tests.unit.hybrid_engines import Served, config_of, prompts
 from tests.unit.hybrid_rig import ATTENDS, HYBRIDS, HybridRig, described, write_with_mtp
 from tests.unit.model_rig import HeadRig
-from tests.unit.test_hybrid_engine import Served, config_of, prompts
 
 N = 70
 TOKENS = torch.randint(VOCAB, (N + 1,), generator=torch.Generator().manual_seed(3))

@@ -17,9 +17,8 @@ from eyas.engine.checkpoint.multiplied_tensors import MultipliedTensor
 from eyas.engine.checkpoint.rope import NO_ROPE
 from eyas.engine.models.refusal import refusal
 from eyas.engine.states.shape import SelectiveShape
+from tests.unit.family_changes import CLOSE, ROPE, Change, attention, every, feed_forward, layers, prompt
 from tests.unit.hybrid_rig import HybridRig, described, write_hybrid
-from tests.unit.test_dense_families import ROPE, every, layers
-from tests.unit.test_model_families import CLOSE, Change, attention, feed_forward, prompt
 
 
 def states(**fields: Any) -> Change:

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-import triton
 
 from eyas.engine.kernels.products import int4, skinny
 from eyas.engine.kernels.products.int4 import Int4Weight
@@ -18,11 +17,7 @@ from eyas.engine.kernels.products.skinny_tiles import (
     ProductTile,
     packed_tile_for,
 )
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-PDL = torch.cuda.is_available() and not triton.knobs.runtime.interpret
-EPS = 1e-2
-HALF = torch.float16 if triton.knobs.runtime.interpret else torch.bfloat16  # it rounds bfloat16 down
+from tests.unit.packed_products import DEVICE, EPS, HALF, PDL, close, rows
 
 
 def matrix(n: int, k: int, group: int, asymmetric: bool) -> tuple[Int4Weight, torch.Tensor]:
@@ -35,16 +30,6 @@ def matrix(n: int, k: int, group: int, asymmetric: bool) -> tuple[Int4Weight, to
     wide = (numbers.double() - wide) * scales.double().repeat_interleave(group, 1)
     given = (numbers.to(DEVICE), zeros.to(DEVICE) if asymmetric else 8, scales.to(DEVICE))
     return int4.packed(*given, HALF), wide.to(DEVICE)
-
-
-def rows(m: int, k: int) -> torch.Tensor:
-    torch.manual_seed(m)
-    return torch.randn(m, k, device=DEVICE).to(HALF)
-
-
-def close(got: torch.Tensor, expected: torch.Tensor) -> None:
-    """To the rounding of the result, and of what the matrix unit adds up."""
-    torch.testing.assert_close(got.double(), expected, rtol=2**-8, atol=2e-3)
 
 
 def launch(kind: str, weight: Int4Weight, tile: ProductTile, padded: int = 8) -> skinny.ProductLaunch:

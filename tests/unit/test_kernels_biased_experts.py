@@ -8,20 +8,16 @@ import torch
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.kernels.experts import route
 from eyas.engine.kernels.experts.grouped import GroupedProducts
-from eyas.engine.kernels.experts.grouped_task import GateActivation, shape_of
+from eyas.engine.kernels.experts.grouped_task import shape_of
 from eyas.engine.kernels.experts.grouped_tiles import GroupedTile, key_of
 from eyas.engine.kernels.products.blocks import StoredWeight
 from eyas.engine.kernels.products.skinny import ProductLaunch
 from eyas.engine.layers.activations import ACTIVATIONS, behind_a_gate
+from tests.unit.biased_experts import KINDS, Biases, experts_of
 from tests.unit.crossed import crossed
-from tests.unit.test_kernels_grouped import DEVICE, PDL, close, random
+from tests.unit.grouped_products import DEVICE, PDL, close, random
 
 EXPERTS, PER_ROW, HIDDEN, WIDTH = 4, 2, 192, 128
-KINDS = {
-    "clamped_swiglu": GateActivation(clamped=True),
-    "silu": GateActivation(),
-    "gelu_tanh": GateActivation(gelu=True),
-}
 FAR = 6.0
 """The inputs are so large that gates and ups reach their limits."""
 
@@ -30,13 +26,6 @@ TILES = {
     "swept": GroupedTile(16, 64, 64, 4, 3),
     "wide": GroupedTile(64, 64, 64, 8, 2),
 }
-Biases = tuple[torch.Tensor | None, torch.Tensor | None]
-
-
-def experts_of(rows: int) -> torch.Tensor:
-    """Expert 2 is nowhere; a row's two are different ones."""
-    first = torch.arange(rows) % 2
-    return torch.stack((first, torch.where(torch.arange(rows) % 3 == 0, 1 - first, 3)), 1).int().to(DEVICE)
 
 
 def weights() -> tuple[StoredWeight, StoredWeight]:

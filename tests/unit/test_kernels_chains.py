@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_kernels_rounds import snapshot
-from test_kernels_sample import MIXED, normal
 
 from eyas.common.params import SamplingParams
 from eyas.engine.kernels.drafts.chains import propose, propose_all
 from eyas.engine.sampling.sampler import SampledRow, perturbed
 from tests.unit.crossed import crossed
-from tests.unit.rounds_rig import DEVICE, Case, new_rows, random_case
+from tests.unit.rounds_rig import DEVICE, Case, new_rows, random_case, snapshot
+from tests.unit.sampling_twins import MIXED, normal
 
 STEPS = 3
 DEEPEST = (2, 1, 3, 0, 32)

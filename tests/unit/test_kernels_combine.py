@@ -15,7 +15,7 @@ from eyas.engine.kernels.products import single
 from eyas.engine.kernels.products.blocks import Fp8Rows, widened
 from eyas.engine.kernels.products.rows import NormInput
 from eyas.engine.kernels.products.skinny import ProductLaunch
-from tests.unit.test_kernels_grouped import in_kind
+from tests.unit.grouped_products import in_kind
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS, PER_ROW, HIDDEN = 5, 3, 560

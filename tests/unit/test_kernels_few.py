@@ -14,7 +14,7 @@ from eyas.engine.kernels.products import few
 from eyas.engine.kernels.products.blocks import RowSquares, StoredWeight, quantise
 from eyas.engine.kernels.products.skinny import ProductLaunch
 from tests.unit.crossed import crossed
-from tests.unit.test_kernels_grouped import CLOSE_IN_FP8, DEVICE, PDL, in_kind, random
+from tests.unit.grouped_products import CLOSE_IN_FP8, DEVICE, PDL, in_kind, random
 
 SHAPES = [(2112, 896), (96, 2048), (48, 1008), (16, 128), (272, 3072)]  # of columns and k that end anywhere
 

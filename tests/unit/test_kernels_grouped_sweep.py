@@ -9,8 +9,8 @@ from eyas.engine.kernels.experts import grouped_sweep
 from eyas.engine.kernels.experts.grouped_task import GroupedTask
 from eyas.engine.kernels.experts.grouped_tiles import GroupedTile
 from tests.unit.crossed import crossed
-from tests.unit.test_kernels_grouped import DEVICE, close, meant, random, rounded
-from tests.unit.test_kernels_grouped_wide import KINDS, experts_of, layers, run, with_tile
+from tests.unit.grouped_products import DEVICE, close, meant, random, rounded
+from tests.unit.tall_blocks import KINDS, experts_of, layers, run, with_tile
 
 FEW = [
     GroupedTile(16, 64, 128, 4, 3),

@@ -7,18 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eyas.engine.kernels.experts.grouped import GroupedProducts
-from eyas.engine.kernels.experts.grouped_task import GateActivation, shape_of
-from eyas.engine.kernels.experts.grouped_tiles import GroupedTile, key_of
 from eyas.engine.kernels.products import int4
 from eyas.engine.kernels.products.int4 import Int4Weight
-from eyas.engine.kernels.products.skinny import ProductLaunch
+from tests.unit.biased_experts import experts_of
 from tests.unit.crossed import crossed
-from tests.unit.test_kernels_biased_experts import experts_of
-from tests.unit.test_kernels_grouped import DEVICE, PDL, act, random
-from tests.unit.test_kernels_packed_experts import DTYPE, EXPERTS, PER_ROW
+from tests.unit.grouped_products import DEVICE, random
+from tests.unit.int4_experts import N, computed, run
+from tests.unit.packed_experts import DTYPE, EXPERTS
 
-N = 96
 CLOSE = 2e-6 if DTYPE is torch.float32 else torch.finfo(DTYPE).eps / 2
 """What is added up in float32, or one rounding of the result."""
 
@@ -54,35 +50,9 @@ def meant(numbers: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> t
     return wide * scales.double().repeat_interleave(each, 2)
 
 
-def computed(x: torch.Tensor, experts: torch.Tensor, weight: torch.Tensor, gated: bool) -> torch.Tensor:
-    """Of the rows as the kernels read them: where gate and up are near zero, their rounding would be most of
-    the result's error.
-    """
-    whose = experts.cpu().flatten().tolist()
-    each = torch.stack([row for row in x.to(DTYPE).double() for _ in range(PER_ROW)])
-    made = torch.stack([weight[e] @ row for e, row in zip(whose, each, strict=True)])
-    return act(made) if gated else made
-
-
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     error = (found.double().cpu() - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert error.max() < CLOSE, error.max()
-
-
-def run(x: torch.Tensor, experts: torch.Tensor, weight: Int4Weight, gated: bool, split: int) -> torch.Tensor:
-    """By choice."""
-    gate = GateActivation()
-    tile = GroupedTile(16, 64, 128, 4, 3, split=split)
-    table = {key_of(shape_of(weight, each), experts.numel()): tile for each in (gate, None)}
-    shared = GroupedProducts(ProductLaunch.on(DEVICE, pdl=PDL), table)
-    order, read = shared.group(experts, (weight, weight)), x.to(DEVICE, DTYPE)
-    if not gated:
-        return shared.each(read, weight, order, PER_ROW)
-    inner = shared.gate_up(read, weight, order, PER_ROW, gate)
-    assert isinstance(inner, torch.Tensor)
-    by_choice = torch.empty_like(inner)
-    by_choice[order.order.long()] = inner
-    return by_choice
 
 
 @pytest.mark.parametrize(

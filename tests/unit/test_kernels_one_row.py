@@ -17,10 +17,10 @@ from eyas.engine.kernels.experts.route import ChosenExperts, Router
 from eyas.engine.kernels.experts.route_rows import RouterProduct
 from eyas.engine.kernels.experts.row_choice import RowChoice
 from eyas.engine.kernels.products.skinny import ProductLaunch
-from tests.unit.test_kernels_biased_experts import KINDS
-from tests.unit.test_kernels_grouped import DEVICE, PDL, random
-from tests.unit.test_kernels_packed_experts import BACK, CLOSE, DTYPE, EXPERTS, FORTH, HIDDEN, biases, packed
-from tests.unit.test_kernels_route_rows import EPS, SIGMOID, SOFTMAX
+from tests.unit.biased_experts import KINDS
+from tests.unit.grouped_products import DEVICE, PDL, random
+from tests.unit.packed_experts import BACK, CLOSE, DTYPE, EXPERTS, FORTH, HIDDEN, biases, packed
+from tests.unit.router_kinds import EPS, SIGMOID, SOFTMAX
 
 GATE = KINDS["clamped_swiglu"]
 SCORED = {1: (1, HIDDEN), 2: (HIDDEN,), 3: (16, HIDDEN)}

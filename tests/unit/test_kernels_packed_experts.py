@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import triton
 
 from eyas.engine.kernels.experts.group import GroupedChoices, OneRow
 from eyas.engine.kernels.experts.grouped import GroupedProducts
@@ -18,14 +17,12 @@ from eyas.engine.kernels.products import fp4
 from eyas.engine.kernels.products.fp4 import Fp4Weight
 from eyas.engine.kernels.products.skinny import ProductLaunch
 from eyas.engine.layers.activations import ACTIVATIONS, behind_a_gate
+from tests.unit.biased_experts import KINDS, Biases, experts_of
 from tests.unit.crossed import crossed
 from tests.unit.fp4_formats import VALUES
-from tests.unit.test_kernels_biased_experts import KINDS, Biases, experts_of
-from tests.unit.test_kernels_grouped import DEVICE, PDL, random
+from tests.unit.grouped_products import DEVICE, PDL, random
+from tests.unit.packed_experts import BACK, DTYPE, FORTH, HIDDEN, PER_ROW, Numbers, biases, close, packed
 
-EXPERTS, PER_ROW, HIDDEN, WIDTH = 4, 2, 160, 96  # a last step that is not whole; sides of no power of two
-DTYPE = torch.float32 if triton.knobs.runtime.interpret else torch.bfloat16
-CLOSE = 2e-6 if DTYPE is torch.float32 else 6e-3
 TILES = {
     "few": GroupedTile(16, 64, 128, 4, 3),
     "split": GroupedTile(16, 32, 128, 4, 3, split=2),
@@ -33,33 +30,9 @@ TILES = {
 }
 
 
-def numbers_of(n: int, k: int, seed: int, power: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """[experts, n, k] of every kind, and [experts, n, k / 32] about that power of two."""
-    generator = torch.Generator().manual_seed(seed)
-    numbers = torch.randint(16, (EXPERTS, n, k), generator=generator, dtype=torch.uint8)
-    exponents = torch.randint(power - 1, power + 2, (EXPERTS, n, k // 32), generator=generator)
-    return numbers, exponents.int()
-
-
-FORTH, BACK = numbers_of(2 * WIDTH, HIDDEN, 1, -3), numbers_of(HIDDEN, WIDTH, 2, -5)
-Numbers = tuple[torch.Tensor, torch.Tensor]
-
-
-def packed(numbers: Numbers) -> Fp4Weight:
-    each = [fp4.packed(*pair, DTYPE) for pair in zip(*numbers, strict=True)]
-    whole = each[0].room(EXPERTS)
-    for place, part in enumerate(each):
-        whole.put(place, part)
-    return replace(whole, words=whole.words.to(DEVICE), scales=whole.scales.to(DEVICE))
-
-
 def meant(numbers: Numbers) -> torch.Tensor:
     values = torch.tensor(VALUES, dtype=torch.float64)[numbers[0].long()]
     return values * torch.exp2(numbers[1].double()).repeat_interleave(32, -1)
-
-
-def biases() -> tuple[torch.Tensor, torch.Tensor]:
-    return random(EXPERTS, 2 * WIDTH, seed=3), random(EXPERTS, HIDDEN, seed=4)
 
 
 def run(x: torch.Tensor, experts: torch.Tensor, tile: GroupedTile | None, kind: str) -> list[torch.Tensor]:
@@ -95,11 +68,6 @@ def computed(
     inner = behind_a_gate(ACTIVATIONS[kind])(both if forth is None else both + forth[whose])
     made = torch.stack([down[e] @ row for e, row in zip(whose, inner, strict=True)])
     return [inner, made if back is None else made + back[whose]]
-
-
-def close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    error = (found.double().cpu() - expected).norm(dim=-1) / expected.norm(dim=-1)
-    assert error.max() < CLOSE, error.max()
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 
@@ -11,28 +9,8 @@ from eyas.engine.kernels.drafts.paths import MaskedRows, compact, gather_path
 from eyas.engine.kernels.drafts.rounds import FACTS, RoundVerdicts
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
-from tests.unit.rounds_rig import DEVICE, PAGE, Case, new_extension, random_case
-
-WIDTH, DEEPEST = 40, 6
-
-
-def accepted(case: Case, seed: int) -> tuple[RoundVerdicts, list[list[int]], list[list[int]]]:
-    """A verdict already committed: random ascending paths, some of them chains, some the root alone."""
-    rng = random.Random(seed)
-    paths, emitted = [], []
-    for slot in case.slots:
-        depth = rng.randrange(DEEPEST)
-        nodes = range(1, depth + 1) if rng.random() < 0.2 else sorted(rng.sample(range(1, WIDTH), depth))
-        paths.append([0, *nodes])
-        emitted.append([rng.randrange(100) for _ in paths[-1]])
-        if slot != case.tables.padding_slot:
-            case.tables.length[slot] += len(paths[-1])
-    result = [[len(tokens), 9, WIDTH - 1, *tokens, *[-1] * (WIDTH - len(tokens))] for tokens in emitted]
-    path = [[*nodes, *[-1] * (DEEPEST - len(nodes))] for nodes in paths]
-    verdicts = RoundVerdicts(
-        *(torch.tensor(table, dtype=torch.int32, device=DEVICE) for table in (result, path))
-    )
-    return verdicts, paths, emitted
+from tests.unit.accepted_paths import DEEPEST, WIDTH, accepted
+from tests.unit.rounds_rig import DEVICE, PAGE, new_extension, random_case
 
 
 @pytest.mark.parametrize("heads, dim", [(2, 8), (3, 256)])  # a row of one block, and of two

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eyas.common.errors import ConfigError
-from eyas.engine.batch.tables import SlotTables, mask_words
+from eyas.engine.batch.tables import mask_words
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kernels.drafts.rounds import FACTS, prepare, verdict
 from eyas.engine.sampling.noise import _philox, streams
@@ -25,6 +25,7 @@ from tests.unit.rounds_rig import (
     put_tree,
     random_case,
     random_tree,
+    snapshot,
     visible,
     words_of,
 )
@@ -37,11 +38,6 @@ def picked(case: Case, width: int, seed: int) -> torch.Tensor:
     rng = random.Random(seed)
     rows = len(case.slots) * width + 3
     return torch.tensor([rng.randrange(VOCAB) for _ in range(rows)], dtype=torch.int32, device=DEVICE)
-
-
-def snapshot(tables: SlotTables) -> dict[str, torch.Tensor]:
-    names = ("length", "root", "drafts", "parents", "mask", "depth", "pages", "speculative")
-    return {name: getattr(tables, name).clone() for name in names}
 
 
 # --- what the forward reads -----------------------------------------------------------------------------

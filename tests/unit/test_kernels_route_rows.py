@@ -14,14 +14,10 @@ from eyas.engine.kernels.experts.group import GroupedChoices, OrderSizes, group
 from eyas.engine.kernels.experts.route import ChosenExperts, Router
 from eyas.engine.kernels.products.skinny import MAX_ROWS, ProductLaunch, SkinnyInput
 from eyas.engine.layers import routing
+from tests.unit.router_kinds import EPS, HIDDEN, SIGMOID, SOFTMAX
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PDL = torch.cuda.is_available() and not triton.knobs.runtime.interpret
-EPS, HIDDEN = 1e-2, 48
-SOFTMAX = ExpertsSpec(
-    width=16, experts=12, per_row=4, scores="softmax", normalised=True, scale=1.0, router_bias=True
-)
-SIGMOID = replace(SOFTMAX, scores="sigmoid", per_row=3, scale=2.5, corrected=True, router_bias=False)
 
 
 def router_of(spec: ExpertsSpec, shared: bool) -> Router:

@@ -13,7 +13,6 @@ import torch
 import triton
 import triton.language as tl
 from sampling_twins import choose as plain_choice
-from test_noise import ulps
 
 from eyas.common.params import SamplingParams
 from eyas.engine.kernels.sampling import sample as kernels
@@ -22,26 +21,15 @@ from eyas.engine.kernels.sampling.ranking import id_of, key_of, value_of
 from eyas.engine.kernels.sampling.survivors import SHORTLIST, cut_of
 from eyas.engine.sampling.noise import gumbel_rows, streams
 from eyas.engine.sampling.sampler import SampledRow, sample, survivors, tempered
+from tests.unit.sampling_twins import DEVICE, MIXED, normal, ulps
 
 pytestmark = pytest.mark.slow
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "noise.json").read_text())
-MIXED = [
-    SamplingParams(temperature=0.0),
-    SamplingParams(seed=2**64 - 5),
-    SamplingParams(seed=2**40 + 1, temperature=0.6, top_k=20, top_p=0.95),
-    SamplingParams(seed=3, temperature=1.7, min_p=0.02),
-]
 
 
 def tensor(values: list, dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor(values, dtype=dtype, device=DEVICE)
-
-
-def normal(*sizes: int, scale: float = 3.0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(sizes))
-    return torch.randn(*sizes, generator=generator).mul_(scale).to(DEVICE)
 
 
 def signed(seed: int) -> int:

@@ -11,7 +11,7 @@ from eyas.engine.kernels.experts.route import ChosenExperts
 from eyas.engine.kernels.products import single
 from eyas.engine.kernels.products.blocks import Rows, StoredWeight
 from tests.unit.crossed import crossed
-from tests.unit.test_kernels_grouped import DEVICE, PDL, act, in_kind, meant, random, rounded
+from tests.unit.grouped_products import DEVICE, PDL, act, in_kind, meant, random, rounded
 
 EXPERTS, HIDDEN, WIDTH = 6, 400, 384  # no powers of two, and not all whole blocks
 KINDS = ["float32", "blocks", "powers", "token", "tensor"]

@@ -11,7 +11,7 @@ import torch
 import triton
 
 from eyas.engine.kernels.products import single_attention, skinny
-from tests.gpu.test_models_on_gpu import Device
+from tests.gpu.family_models import Device
 from tests.unit.families import write_family
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -11,12 +11,12 @@ from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_task import ExpertWeight
 from eyas.engine.kernels.products import fp4, int8
 from eyas.engine.kernels.products.skinny import ProductLaunch
+from tests.unit.biased_experts import experts_of
 from tests.unit.crossed import crossed
 from tests.unit.fp4_formats import VALUES
-from tests.unit.test_kernels_biased_experts import experts_of
-from tests.unit.test_kernels_grouped import DEVICE, PDL, random
-from tests.unit.test_kernels_int4_experts import N, computed, run
-from tests.unit.test_kernels_packed_experts import DTYPE, EXPERTS, close
+from tests.unit.grouped_products import DEVICE, PDL, random
+from tests.unit.int4_experts import N, computed, run
+from tests.unit.packed_experts import DTYPE, EXPERTS, close
 
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 EIGHT = [(160, 160, False), (192, 64, True), (384, 128, False)]

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from test_kv_backends import PAGE, PAGES, Ends, job, wait_for
 
 from eyas.common.errors import ConfigError, TransferFailed
 from kv_transfer.backends import tcp_owner, tcp_reads
 from kv_transfer.backends.base import PeerSource
+from tests.unit.backend_ends import PAGE, PAGES, Ends, job, wait_for
 
 Spoil = Callable[[int, bytes], bytes | None]
 """What a proxy makes of some bytes of its connection of that number; None: it hangs up."""

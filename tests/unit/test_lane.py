@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
-from test_gateway_text import byte_fallback, byte_level
 
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.params import SamplingParams
@@ -33,6 +32,7 @@ from gateway.backends.delivery import OutputBuffer
 from gateway.observe.metrics import CallMeter, GatewayMetrics
 from gateway.text.entries import TextDelta, TextRules, TextStream
 from gateway.text.tokenizer import Tokenizer
+from tests.unit.byte_tokenizers import byte_fallback, byte_level
 
 COUNTED = ("eyas_inter_token_latency_seconds_count", "eyas_time_to_first_token_seconds_count")
 

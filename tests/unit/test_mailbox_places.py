@@ -15,8 +15,6 @@ import pytest
 import torch
 from engine_rig import handle
 from fake_gpu import FakeDriver
-from test_draft_channels import KEPT, PEER, PLACES, WORKER, Pair
-from test_draft_engine import SPEC, WIDTH, _sequences
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ConfigError
@@ -35,6 +33,8 @@ from eyas.engine.speculation.drafters.base import AcceptedRows
 from eyas.engine.speculation.drafters.channels import GRPC, MAILBOX, DecodeChannels, DraftChannels, mails
 from eyas.engine.speculation.drafters.remote import RemoteDrafter
 from kv_transfer.gpu.driver import DriverError
+from tests.unit.draft_channel_pair import KEPT, PEER, PLACES, WORKER, Pair
+from tests.unit.draft_engine_drive import SPEC, WIDTH, opened_sequences
 
 SHAPE = DraftChannel({}, WIDTH, SPEC.draft_tokens, PLACES, KEPT, gpu=b"gpu-a", dtype="float32")
 
@@ -134,7 +134,7 @@ class GpuPair(Pair):
 
     def begun(self) -> Sequence:
         """A sequence whose first commit has been posted."""
-        (seq,) = _sequences(self.drafter, 1)
+        (seq,) = opened_sequences(self.drafter, 1)
         self.commit(seq, 4)
         assert self.by_front() == [4]
         return seq
@@ -170,7 +170,7 @@ def test_what_the_device_has_posted_the_host_does_not(pair: GpuPair) -> None:
 def test_drafts_in_a_mailbox_say_that_the_prompts_draft_kv_was_pulled(pair: GpuPair) -> None:
     """So nobody is told to let go of it when the sequence is dropped: that was done long ago."""
     for late, left in ((True, 1), (False, 0)):
-        (seq,) = _sequences(pair.drafter, 1, id=str(late))
+        (seq,) = opened_sequences(pair.drafter, 1, id=str(late))
         pair.drafter.close(seq)
         pair.drafter.open(seq, 4, handle(9, group=KvKind.DRAFT))
         pair.commit(seq, 4)
@@ -184,7 +184,7 @@ def test_drafts_in_a_mailbox_say_that_the_prompts_draft_kv_was_pulled(pair: GpuP
 
 def test_a_sequence_is_begun_only_where_a_device_posts_its_rounds(pair: GpuPair) -> None:
     """Then its draft worker hears of it before its prompt has landed."""
-    first, second, third = _sequences(pair.drafter, 3)
+    first, second, third = opened_sequences(pair.drafter, 3)
     for seq in (first, third):
         pair.drafter.close(seq)
     assert pair.drafter.begin(third, 2, replace(SPEC, steps=2)) and third.mailed
@@ -202,7 +202,7 @@ def test_a_sequence_is_begun_only_where_a_device_posts_its_rounds(pair: GpuPair)
 
 def test_large_features_are_lent_beside_their_commit(pair: GpuPair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lending, "LEAST_BYTES", 4 * WIDTH + 1)
-    (seq,) = _sequences(pair.drafter, 1)
+    (seq,) = opened_sequences(pair.drafter, 1)
     rows = torch.arange(2.0 * WIDTH).view(2, WIDTH)
     pair.drafter.post([AcceptedRows(seq, 4, [9, 10], rows, SPEC), AcceptedRows(seq, 6, [11], rows[:1], SPEC)])
     ups = pair.drafter.outgoing()
@@ -271,7 +271,7 @@ def test_no_host_waits_for_its_drafts_nor_takes_them(pair: GpuPair) -> None:
 
 
 def test_beside_it_a_sequence_without_a_place_is_waited_for(pair: GpuPair) -> None:
-    first, second, third = _sequences(pair.drafter, 3)
+    first, second, third = opened_sequences(pair.drafter, 3)
     assert first.ring is not None and second.ring is not None and third.ring is None
     assert first.ring.number != second.ring.number
     pair.commit(third, 4)
@@ -289,7 +289,7 @@ def test_what_wants_its_host_goes_by_the_front(tmp_path: Path) -> None:
 
 
 def test_a_place_is_free_again_when_its_sequence_is_followed_no_more(pair: GpuPair) -> None:
-    first, second, third = _sequences(pair.drafter, 3)
+    first, second, third = opened_sequences(pair.drafter, 3)
     assert first.ring is not None and second.ring is not None
     number = first.ring.number
     pair.drafter.close(first)
@@ -305,7 +305,7 @@ def test_a_sequence_that_is_dropped_has_no_address_any_more(pair: GpuPair) -> No
 
 
 def test_a_channel_that_breaks_leaves_no_address(pair: GpuPair) -> None:
-    first, second = _sequences(pair.drafter, 2)
+    first, second = opened_sequences(pair.drafter, 2)
     pair.answered.close()
     pair.hear()
     assert first.ring is None and second.ring is None and not first.drafting

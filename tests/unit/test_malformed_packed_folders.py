@@ -19,9 +19,9 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.folder import read_config, stored_tensors
 from eyas.engine.checkpoint.methods import read_quantized
 from eyas.engine.checkpoint.weights import FolderWeights
+from tests.unit.bitsandbytes_formats import FORMATS as TABLES
 from tests.unit.fp4_formats import FP4, gpt_oss, mx_experts
 from tests.unit.packed_formats import PACKINGS, Packing, quantised
-from tests.unit.test_bitsandbytes_weights import FORMATS as TABLES
 
 SHAPE = (64, 64)
 NAME = "model.layers.0.mlp.up_proj"

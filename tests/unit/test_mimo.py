@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.models.table import read_model
+from tests.unit.family_changes import CLOSE, attention, wanted, whole
+from tests.unit.family_engines import config_of, generated, prompts, served
 from tests.unit.loopback import Loopback
 from tests.unit.model_rig import Rig
-from tests.unit.test_engine_families import config_of, generated, prompts, served
-from tests.unit.test_model_families import CLOSE, attention, wanted, whole
 from tests.unit.tiny_mtp import MIMO, THETA, write_tiny_mimo
 
 TOKENS = torch.randint(256, (150,), generator=torch.Generator().manual_seed(5)).tolist()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +13,28 @@ import transformers
 
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.spans import QuerySpan
-from eyas.engine.checkpoint.config import LayerSpec, ModelConfig
 from eyas.engine.checkpoint.rope import RopeConfig
 from eyas.engine.models.table import MODELS, read_model
 from tests.unit.crossed import crossed
-from tests.unit.families import SAMPLES, VOCAB, write_family
+from tests.unit.families import SAMPLES, write_family
+from tests.unit.family_changes import (
+    CLOSE,
+    LENGTH,
+    Change,
+    attention,
+    common,
+    edit,
+    feed_forward,
+    norms,
+    prompt,
+    wanted,
+    whole,
+)
 from tests.unit.hybrid_rig import HYBRIDS
 from tests.unit.model_rig import Rig
 
-LENGTH = 150
-CLOSE = 1e-4
-"""Logits are a few units wide and both sides add up in float32, in other orders."""
 MORE = ("_halves", "_scaled", "_shares", "_window", "_windows", "_linear", "_eyes", "_lite", "kimi_k2")
 """Ends of the names of samples whose architecture is here by another sample, too."""
-
-
-def prompt(length: int = LENGTH) -> list[int]:
-    return torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(5)).tolist()
-
-
-def wanted(model: Any, tokens: list[int]) -> torch.Tensor:
-    with torch.no_grad():
-        return model(torch.tensor([tokens])).logits[0]
-
-
-def whole(rig: Rig, tokens: list[int]) -> torch.Tensor:
-    return rig.logits([QuerySpan(rig.table(len(tokens)), 0, len(tokens))], tokens)
 
 
 def test_every_architecture_has_a_sample() -> None:
@@ -102,12 +97,6 @@ def test_an_older_phi3_is_the_same(tmp_path: Path) -> None:
     assert raw["original_max_position_embeddings"] == 64
     path.write_text(json.dumps(raw | {"rope_scaling": told | {"rope_type": None, "type": "su"}}))
     assert (whole(Rig(tmp_path), tokens) - wanted(model, tokens)).abs().max() < CLOSE
-
-
-def edit(folder: Path, **changes: Any) -> None:
-    """Changes keys of its config.json."""
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def test_a_mistral_whose_layers_have_kinds_is_a_ministral(tmp_path: Path) -> None:
@@ -197,38 +186,6 @@ def test_a_published_gemma_leans_on_transformers_defaults(tmp_path: Path) -> Non
     assert config.kv_format.kv_heads == known.num_key_value_heads and config.vocab_size == known.vocab_size
     assert config.context_length == known.max_position_embeddings and config.eos_token_ids == (1, 106)
     assert config.tied_head and config.norm_eps == known.rms_norm_eps
-
-
-Change = Callable[[ModelConfig], ModelConfig]
-
-
-def attention(**fields: Any) -> Change:
-    def layer(spec: LayerSpec) -> LayerSpec:
-        return dataclasses.replace(spec, attention=dataclasses.replace(spec.attention, **fields))
-
-    return lambda config: dataclasses.replace(config, layers=tuple(layer(spec) for spec in config.layers))
-
-
-def feed_forward(**fields: Any) -> Change:
-    """Of all layers; what only experts have, of the layers with experts."""
-
-    def layer(spec: LayerSpec) -> LayerSpec:
-        if not all(hasattr(spec.feed_forward, name) for name in fields):
-            return spec
-        return dataclasses.replace(spec, feed_forward=dataclasses.replace(spec.feed_forward, **fields))
-
-    return lambda config: dataclasses.replace(config, layers=tuple(layer(spec) for spec in config.layers))
-
-
-def norms(**fields: Any) -> Change:
-    def layer(spec: LayerSpec) -> LayerSpec:
-        return dataclasses.replace(spec, norms=dataclasses.replace(spec.norms, **fields))
-
-    return lambda config: dataclasses.replace(config, layers=tuple(layer(spec) for spec in config.layers))
-
-
-def common(**fields: Any) -> Change:
-    return lambda config: dataclasses.replace(config, **fields)
 
 
 @pytest.mark.parametrize(

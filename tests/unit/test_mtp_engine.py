@@ -9,26 +9,15 @@ from pathlib import Path
 import pytest
 from loopback import Loopback, split_configs
 from loopback_runs import assert_idle, mixed_requests, run_all, undrafted
-from test_device_engine import DRAFTS, SIZES, answers, on_device, requests, rounds, tokens
 
 from eyas.common.config import EngineConfig, SpeculationConfig
+from tests.unit.device_engines import DRAFTS, SIZES, answers, on_device, requests, rounds, tokens
+from tests.unit.mtp_engines import CHAIN, TREE, config_of
 from tests.unit.tiny_mtp import write_tiny_mimo, write_tiny_nextn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ASKED = mixed_requests(6)
-CHAIN, TREE = SpeculationConfig(steps=3, draft_tokens=4), SpeculationConfig(steps=3, topk=4, draft_tokens=12)
-
-
-def config_of(model: Path, pool_dir: Path) -> EngineConfig:
-    return EngineConfig(
-        model=str(model),
-        draft=str(model),
-        num_pages=256,
-        chunk_tokens=48,
-        pool_dir=str(pool_dir),
-        worker="unified",
-    )
 
 
 @pytest.fixture(

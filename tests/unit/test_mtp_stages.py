@@ -23,7 +23,7 @@ from eyas.engine.models.heads import read_head
 from eyas.engine.models.ops.torch_ops import PagedRows
 from eyas.engine.models.table import read_model
 from tests.unit.model_rig import HeadRig, Rig
-from tests.unit.test_mtp_head import Equations, Form, close
+from tests.unit.mtp_equations import Equations, Form, close
 from tests.unit.tiny_mtp import MIMO, THETA, nextn_prefix, write_tiny_mimo, write_tiny_nextn
 
 STAGES = 3

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gpu import near_ties, test_hybrid_on_gpu
+from tests.gpu import near_ties
 
 
 class Lfm2MoeTopKRouter(torch.nn.Module):
@@ -40,7 +40,7 @@ class Model(torch.nn.Module):
 def test_a_near_tie_may_go_either_way(tokens: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The second token stands behind row 1; SLACK is so wide that its experts' shares differ by less."""
     model = Model()
-    monkeypatch.setattr(test_hybrid_on_gpu, "SLACK", 0.8)
+    monkeypatch.setattr(near_ties, "SLACK", 0.8)
     with near_ties.ties_seen(model) as ties:
         logits = model(torch.tensor([[5, *tokens]])).logits[0]
     assert [tie.row for tie in ties] == [1]
@@ -51,6 +51,6 @@ def test_a_near_tie_may_go_either_way(tokens: tuple[int, int], monkeypatch: pyte
     assert torch.equal(turned[0], logits[0])
     if tokens[0] == 3:
         with pytest.raises(AssertionError):
-            test_hybrid_on_gpu._judge(model, [5], tokens)
+            near_ties.judge(model, [5], tokens)
     else:
-        test_hybrid_on_gpu._judge(model, [5], tokens)
+        near_ties.judge(model, [5], tokens)

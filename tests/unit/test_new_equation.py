@@ -22,16 +22,10 @@ from eyas.engine.layers.activations import ACTIVATIONS
 from eyas.engine.loading.arithmetic import inexact
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
+from tests.unit.clamped_gate import LIMIT, clamped
 from tests.unit.families import write_family
+from tests.unit.fused_models import FIRST, LAYERS, same_forwards
 from tests.unit.model_rig import Rig
-from tests.unit.test_models_fused import FIRST, LAYERS, same_forwards
-
-LIMIT = 0.5
-
-
-def clamped(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
-    return (gate * (up + 1.0)).div_((gate * -1.7).exp_().add_(1.0))
 
 
 def formula(mlp: Any, x: torch.Tensor) -> torch.Tensor:

@@ -28,12 +28,12 @@ from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.expert_places import SpreadExperts
 from eyas.engine.parallel.expert_plan import ExpertSlots
+from tests.unit.clamped_gate import clamped
 from tests.unit.families import write_family
+from tests.unit.fp8_block_weights import write_fp8
+from tests.unit.fused_experts import BLOCKS, TIPPED, logits_differ
+from tests.unit.fused_models import FIRST, LAYERS, same_forwards
 from tests.unit.model_rig import Rig
-from tests.unit.test_fp8_blocks import write_fp8
-from tests.unit.test_fused_experts import BLOCKS, TIPPED, logits_differ
-from tests.unit.test_models_fused import FIRST, LAYERS, same_forwards
-from tests.unit.test_new_equation import clamped
 from tests.unit.tiny_deepseek import SMALL as DEEPSEEK
 from tests.unit.tiny_deepseek import write_tiny_deepseek
 

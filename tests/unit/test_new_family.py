@@ -25,8 +25,8 @@ from eyas.engine.layers import activations
 from eyas.engine.models import keys, olmo2, table
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
+from tests.unit.fused_models import FIRST, same_forwards
 from tests.unit.model_rig import Rig
-from tests.unit.test_models_fused import FIRST, same_forwards
 
 HIDDEN, HEADS, KV_HEADS, DIM, WIDTH, LAYERS, VOCAB, WINDOW, LIMIT = 64, 4, 2, 32, 96, 4, 128, 8, 1.5
 HALVES = {"attn": "post_attention_layernorm", "mlp": "post_feedforward_layernorm"}

@@ -29,9 +29,9 @@ from eyas.engine.models.heads import NO_SHAPE, last_hidden_tap, stored_shapes
 from eyas.engine.models.keys import Fit
 from eyas.engine.models.ops.machine import Machine
 from eyas.engine.models.ops.parts import JoinPart
+from tests.unit.fused_heads import SIZES, same_drafts
+from tests.unit.fused_models import FIRST
 from tests.unit.model_rig import HeadRig, Rig
-from tests.unit.test_fused_heads import SIZES, same_drafts
-from tests.unit.test_models_fused import FIRST
 from tests.unit.tiny import write_tiny_llama
 
 HIDDEN = 64

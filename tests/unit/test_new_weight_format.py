@@ -30,8 +30,8 @@ from eyas.engine.kernels.products.rows import act_mul
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from tests.unit.families import write_family
+from tests.unit.fused_models import FIRST, LAYERS, same_forwards
 from tests.unit.model_rig import Rig
-from tests.unit.test_models_fused import FIRST, LAYERS, same_forwards
 from tests.unit.tiny import edit
 
 KEPT = ("lm_head", "embed_tokens", "norm")

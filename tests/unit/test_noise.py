@@ -15,16 +15,10 @@ from sampling_twins import gumbel, gumbel_of_word, philox, threads, word
 
 from eyas.engine.sampling import noise
 from eyas.engine.sampling.noise import gumbel_at, gumbel_rows, streams
+from tests.unit.sampling_twins import ulps
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "noise.json").read_text())
 WORDS = st.integers(0, 2**32 - 1)
-
-
-def ulps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Distance in representable float32 values; bits are mapped so that their order is the numbers'."""
-    ranks = [bits.astype(np.int64) for bits in (a.view(np.int32), b.view(np.int32))]
-    ordered = [np.where(rank < 0, -(2**31) - rank, rank) for rank in ranks]
-    return np.abs(ordered[0] - ordered[1])
 
 
 @pytest.mark.parametrize("case", VECTORS["philox"], ids=lambda case: case["name"])

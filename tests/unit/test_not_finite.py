@@ -19,8 +19,8 @@ from eyas.engine.checkpoint.weights import WeightSource
 from eyas.engine.kernels.sampling import sample as kernels
 from eyas.engine.models.eagle3 import Eagle3Draft
 from eyas.engine.sampling.sampler import SampledRow, sample
+from tests.unit.device_engines import SIZES, on_device, write_head
 from tests.unit.loopback import Loopback, Result
-from tests.unit.test_device_engine import SIZES, on_device, write_head
 from tests.unit.tiny import write_tiny_llama
 
 pytestmark = pytest.mark.usefixtures("one_thread")

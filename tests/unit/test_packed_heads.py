@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from loopback import Loopback, split_configs
 from loopback_runs import assert_idle, mixed_requests, run_all, undrafted
-from test_mtp_engine import CHAIN, TREE, config_of
 
 from eyas import cli
 from eyas.common.config import NANO, NANO_HEAD
 from eyas.engine.models.heads import read_head
 from eyas.engine.models.table import read_model
 from eyas.train.doctor import check_tensors
+from tests.unit.mtp_engines import CHAIN, TREE, config_of
 from tests.unit.tiny_mtp import write_tiny_nextn
 
 pytestmark = pytest.mark.usefixtures("one_thread")

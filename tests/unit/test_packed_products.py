@@ -13,7 +13,7 @@ from eyas.engine.kernels.products import fp4, int8, skinny
 from eyas.engine.kernels.products.packed import PackedWeight
 from eyas.engine.kernels.products.skinny_tiles import ProductTile
 from tests.unit.fp4_formats import VALUES
-from tests.unit.test_int4_products import DEVICE, EPS, HALF, PDL, close, rows
+from tests.unit.packed_products import DEVICE, EPS, HALF, PDL, close, rows
 
 Made = tuple[PackedWeight, torch.Tensor]
 """A packed matrix, and what it means in float64."""

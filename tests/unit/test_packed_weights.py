@@ -23,33 +23,23 @@ from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.packed_formats import (
     CHANNEL,
     PACKINGS,
+    SHAPE,
     TOKEN,
+    UP,
     auto_round,
     awq,
     compressed,
     gptq,
+    logits,
+    read,
     write_packed,
 )
 from tests.unit.tiny import edit, write_tiny_eagle3, write_tiny_llama
-
-UP = "model.layers.0.mlp.up_proj"
-SHAPE = (128, 64)
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("models") / "plain", layers=2, vocab=96, tied=False)
-
-
-def logits(folder: Path) -> torch.Tensor:
-    rig = Rig(folder, pages=8)
-    return rig.logits([QuerySpan(rig.table(12), 0, 12)], list(range(40, 52)))
-
-
-def read(folder: Path, name: str = UP, shape: tuple[int, int] = SHAPE) -> torch.Tensor:
-    config = read_model(folder)
-    with FolderWeights(folder, config.spelling, quantized=config.quantized, fused=config.fused) as weights:
-        return weights.take(f"{name}.weight", shape)
 
 
 @pytest.mark.parametrize("name", PACKINGS)

@@ -20,12 +20,12 @@ from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.models.heads import read_head
 from eyas.engine.models.table import read_model
 from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, DraftRunner
+from tests.unit.device_engines import PROMPT, SIZES, answers, on_device, rounds, tokens
 from tests.unit.head_chain import NOTICED, SAME, stored_keys
 from tests.unit.head_equations import PEagle
 from tests.unit.loopback import Loopback
 from tests.unit.loopback_runs import assert_idle, mixed_requests, patient, run_all, undrafted
 from tests.unit.model_rig import HeadRig, Rig
-from tests.unit.test_device_engine import PROMPT, SIZES, answers, on_device, rounds, tokens
 from tests.unit.tiny import edit, write_tiny_eagle3, write_tiny_llama
 from tests.unit.tiny_peagle import DEPTHS, MASK, write_tiny_peagle
 from tests.unit.wandering import wander

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-from test_cli import told
 
 from eyas import cli
 from eyas.commands import ReadLine
@@ -29,6 +28,7 @@ from eyas.peers.meanings import (
 )
 from eyas.peers.reading import read
 from eyas.peers.table import BY_NAME, ROWS
+from tests.unit.command_line import told
 
 
 @pytest.fixture(scope="module")

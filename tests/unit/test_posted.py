@@ -7,73 +7,24 @@ import time
 import msgspec
 import numpy as np
 import pytest
-from fake_gpu import FakeDriver
-from test_draft_engine import PEER, WIDTH, Drive, _commit, _open
 
 from eyas.common.config import MOST_STEPS
-from eyas.engine.ipc.mailbox import NEWEST, DraftMailbox, MailLayout
-from eyas.engine.ipc.messages import DraftChannel, DraftClose, DraftClosed, DraftProposal
-from eyas.engine.ipc.row_ring import LocalGpu, RowMemory, row_tag, tag
+from eyas.engine.ipc.messages import DraftClose, DraftProposal
+from eyas.engine.ipc.row_ring import row_tag, tag
 from eyas.engine.speculation.draft_worker import draft_engine
-
-PLACES, KEPT = 3, 8
-OFFER = DraftChannel({}, WIDTH, 6, PLACES, KEPT, gpu=b"gpu-a", dtype="float32")
-
-
-class MailDrive(Drive):
-    """Its peer has mailboxes, into which its device writes, or its host (`width` above 0). `seen`: the
-    extensions that were drafted for.
-    """
-
-    def __init__(self, width: int = 0) -> None:
-        super().__init__(pages=64)
-        self.memory = RowMemory.new(OFFER, LocalGpu(FakeDriver(), "float32", lambda: None, shared=True))
-        place = MailLayout(KEPT, OFFER.nodes, width)
-        self.box = DraftMailbox(memoryview(bytearray(place.nbytes(PLACES))), place, PLACES)
-        self.engine._channels.rows = {PEER: self.memory}.get  # type: ignore[method-assign]
-        self.boxes = {PEER: self.box}
-        self.engine._posted._mailbox = self.boxes.get
-        self.seen: list = []
-        draft = self.runner.draft
-
-        def seeing(asked, spec):
-            self.seen += [one.extension for one in asked]
-            return draft(asked, spec)
-
-        self.runner.draft = seeing  # type: ignore[method-assign]
-
-    def follow(self, seq: int = 1, place: int = 2, base: int = 3, **changes) -> None:
-        """A sequence with one row, whose next ones are in a mailbox."""
-        self.up(_open(seq, base=base, place=place), _commit(base, 10, seq=seq, **changes))
-
-    def post(self, place: int, generation: int, first: int, *tokens: int, newest: bool = True) -> None:
-        """A round's words; without the newest one's mark if it is not all there."""
-        for i, token in enumerate(tokens):
-            mark = NEWEST if newest and i == len(tokens) - 1 else 0
-            above = (tag(generation, first + i) & 0xFFFFFFFF) << 32
-            self.box.words[place, (first + i) % KEPT] = np.uint64(above | token | mark)
-
-    def hear(self) -> list[DraftClosed]:
-        """A loop: nothing is proposed by a record."""
-        proposals, closed = self.up()
-        assert not proposals
-        return closed
-
-    def left(self, place: int) -> tuple[int, list[int]]:
-        """The tag and the tokens of the proposal at a place."""
-        words, at = self.box.words[place].tolist(), self.box.place.header
-        nodes = words[at] & 0xFFFFFFFF
-        assert {word >> 32 for word in words[at : at + nodes + 1]} == {words[at] >> 32}
-        return words[at] >> 32, [word & 0xFFFFFFFF for word in words[at + 1 : at + 1 + nodes]]
+from tests.unit.draft_engine_drive import PEER, WIDTH, new_commit, new_sequence
+from tests.unit.posted_rounds import KEPT, PLACES, MailDrive
 
 
 def test_features_that_were_lent_are_fetched_or_close_their_sequence() -> None:
     drive = MailDrive()
-    commit = _commit(3, 10)
+    commit = new_commit(3, 10)
     lent = {7: commit.features}
     drive.engine._channels.fetch = lambda peer, number: lent.pop(number, b"")  # type: ignore[method-assign]
     for closed in (0, 1):
-        found = drive.up(_open(1, base=3, place=2), msgspec.structs.replace(commit, features=b"", lent=7))[1]
+        found = drive.up(
+            new_sequence(1, base=3, place=2), msgspec.structs.replace(commit, features=b"", lent=7)
+        )[1]
         assert len(found) == closed
     assert len(drive.seen) == 1 and drive.seen[0].features.numpy().tobytes() == commit.features
 
@@ -94,7 +45,7 @@ def test_a_round_becomes_a_commit_and_its_drafts_are_left_there() -> None:
 def test_the_first_rows_come_by_the_mailbox_if_their_open_says_what_they_ask_for() -> None:
     drive = MailDrive()
     for steps in (0, 2):
-        drive.up(msgspec.structs.replace(_open(1, base=3, place=2), steps=steps))
+        drive.up(msgspec.structs.replace(new_sequence(1, base=3, place=2), steps=steps))
         drive.post(2, 1, 3, 10, 11, 12)
         assert not drive.hear()
         assert len(drive.seen) == (steps > 0)
@@ -106,7 +57,7 @@ def test_the_first_rows_come_by_the_mailbox_if_their_open_says_what_they_ask_for
 
 def test_a_sequence_that_ends_before_its_first_rows_leaves_nothing() -> None:
     drive = MailDrive()
-    drive.up(msgspec.structs.replace(_open(1, base=3, place=2), steps=2))
+    drive.up(msgspec.structs.replace(new_sequence(1, base=3, place=2), steps=2))
     assert not drive.up(DraftClose(1, 1))[1]
     drive.post(2, 1, 3, 10)
     assert not drive.hear() and not drive.seen
@@ -116,7 +67,7 @@ def test_a_sequence_that_ends_before_its_first_rows_leaves_nothing() -> None:
 @pytest.mark.parametrize("steps", [-1, MOST_STEPS + 1])
 def test_an_open_that_asks_for_impossible_chains_is_refused(steps: int) -> None:
     drive = MailDrive()
-    (closed,) = drive.up(msgspec.structs.replace(_open(1, base=3, place=2), steps=steps))[1]
+    (closed,) = drive.up(msgspec.structs.replace(new_sequence(1, base=3, place=2), steps=steps))[1]
     assert "steps" in closed.reason and not drive.engine._sequences.followed
 
 
@@ -202,7 +153,7 @@ def test_a_round_by_the_front_comes_before_those_of_the_mailbox() -> None:
     drive.post(2, 1, 6, 3)
     count = len(drive.seen)
     assert not drive.hear() and len(drive.seen) == count
-    proposals, closed = drive.up(_commit(4, 1, 2))
+    proposals, closed = drive.up(new_commit(4, 1, 2))
     assert not proposals and not closed
     assert [new.tokens for new in drive.seen[count:]] == [[1, 2], [3]]
 

@@ -11,21 +11,21 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
 
 from eyas import cli
 from eyas.common.config import NANO
-from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.models.table import read_model
 from eyas.quantize.flags import FORMATS, GROUPED
 from eyas.quantize.formats import whole_numbers
 from eyas.quantize.tensor_file import TensorFile
+from tests.unit.calibration_story import Reader, story
 from tests.unit.families import write_family
 from tests.unit.model_rig import Rig
 from tests.unit.tiny import edit, write_tiny_llama
 
-TEXT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+__all__ = ["story"]  # a fixture
+
 AGREE = {"gptq": 0.75, "awq": 0.75, "int4": 0.75, "int8": 0.95, "fp8": 0.9, "mxfp4": 0.65}
 """Of the likeliest tokens, the part that must be the same."""
 
@@ -41,26 +41,6 @@ def quantized(folder: Path, out: Path, form: str, *more: str) -> Path:
 def grouped(form: str, size: int) -> tuple[str, ...]:
     """The flags of a group's size, where a format has any."""
     return ("--group-size", str(size)) if form in GROUPED else ()
-
-
-class Reader:
-    """A folder's model, and what it finds likeliest behind each token of a text."""
-
-    def __init__(self, folder: Path) -> None:
-        self.rig = Rig(folder, pages=200)
-
-    def likeliest(self, tokens: list[int]) -> torch.Tensor:
-        span = QuerySpan(self.rig.table(len(tokens)), 0, len(tokens))
-        return self.rig.logits([span], tokens).argmax(1)
-
-
-@pytest.fixture(scope="module")
-def story() -> tuple[list[int], torch.Tensor]:
-    """A text that the embedded model goes on with, and what it finds likeliest in it."""
-    tokens, reader = Tokenizer.from_file(f"{NANO}/tokenizer.json").encode(TEXT).ids, Reader(NANO)
-    while len(tokens) < 48:
-        tokens.append(int(reader.likeliest(tokens)[-1]))
-    return tokens, reader.likeliest(tokens)
 
 
 @pytest.mark.parametrize(

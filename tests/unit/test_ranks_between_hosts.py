@@ -26,8 +26,8 @@ from prefill_svc import transfer
 from tests.rpc.real_worker import RealWorker, alone, decoding, prefill, real_worker
 from tests.unit import interpreted
 from tests.unit.hybrid_rig import write_hybrid
+from tests.unit.hybrid_sizes import RANKS, SIZES
 from tests.unit.ranks_rig import install, no_group_stays, of_ranks
-from tests.unit.test_hybrid_device import RANKS, SIZES
 from tests.unit.tiny import write_tiny_llama
 
 WINDOW = 2  # pages

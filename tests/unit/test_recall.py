@@ -176,7 +176,7 @@ def test_another_caller_or_salt_has_none_of_it(base: EngineConfig) -> None:
 @pytest.mark.usefixtures("one_thread")
 def test_a_device_reads_it_inside_its_steps(base: EngineConfig) -> None:
     """Two rounds later than the plain engine, whose host learns of them at once: still sooner than before."""
-    from test_device_engine import on_device
+    from tests.unit.device_engines import on_device
 
     first = requests("a", 40)
     (bare,) = answered(replace(base, draft=None, speculation=SpeculationConfig()), first)

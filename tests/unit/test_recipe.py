@@ -14,10 +14,10 @@ import pytest
 from tests.unit.families import SAMPLES, write_family
 from tests.unit.foreign_families import FOREIGN
 from tests.unit.fp4_formats import FP4
+from tests.unit.fp8_block_weights import write_fp8
 from tests.unit.fp8_formats import FORMATS, KEPT, write_format
 from tests.unit.hybrid_rig import write_hybrid
 from tests.unit.packed_formats import PACKINGS, write_packed
-from tests.unit.test_fp8_blocks import write_fp8
 from tests.unit.tiny import write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
 from tests.unit.tiny_deepseek import SMALL, write_tiny_nextn_deepseek
 from tests.unit.tiny_mtp import write_tiny_mimo

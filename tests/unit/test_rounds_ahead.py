@@ -10,9 +10,8 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from engine_rig import PAGE, VOCAB
 from fake_gpu import FakeDriver
-from test_draft_engine import PAGE, PEER, VOCAB, _commit, _open
-from test_posted import KEPT, OFFER, PLACES, MailDrive
 
 from eyas.engine.ipc.mailbox import DraftMailbox, MailLayout
 from eyas.engine.ipc.messages import DraftClose, DraftPeerGone
@@ -21,6 +20,8 @@ from eyas.engine.kernels.exchange.mail_rounds import WRONG
 from eyas.engine.speculation.draft_worker import draft_engine
 from eyas.engine.speculation.draft_worker.draft_sequences import LOST_FEATURES, NO_SENSE
 from eyas.engine.speculation.draft_worker.mailed_rounds import MailedSequence
+from tests.unit.draft_engine_drive import PEER, new_commit, new_sequence
+from tests.unit.posted_rounds import KEPT, OFFER, PLACES, MailDrive
 
 FEW = 3
 
@@ -126,7 +127,7 @@ def test_commands_change_sequences_between_batches_only(drive: AheadDrive) -> No
 def test_a_batch_waits_for_those_with_rows_and_gives_way_to_first_ones(drive: AheadDrive) -> None:
     """They need a pass of the host's runner, for which the device has to be free."""
     drive.follow()
-    drive.up(msgspec.structs.replace(_open(2, base=3, place=1), steps=2))
+    drive.up(msgspec.structs.replace(new_sequence(2, base=3, place=1), steps=2))
     assert [one.place.number for one in drive.device.launched[-1]] == [2]
     before, passes = drive.device.stopped, len(drive.seen)
     drive.post(1, 2, 3, 12, 13)
@@ -145,7 +146,7 @@ def test_where_most_begin_all_are_drafted_for_together(
     monkeypatch.setattr(draft_engine, "BUSY_S", 60.0)
     drive.follow(steps=2, draft_tokens=3)
     before = len(drive.device.launched)
-    opens = [msgspec.structs.replace(_open(seq, base=3, place=seq - 2), steps=2) for seq in (2, 3)]
+    opens = [msgspec.structs.replace(new_sequence(seq, base=3, place=seq - 2), steps=2) for seq in (2, 3)]
     drive.up(*opens)
     assert len(drive.device.launched) == before and not drive.engine._ahead.flying
     posted, look, passes = drive.engine._posted, drive.engine._posted._look, list[int]()
@@ -185,7 +186,7 @@ def test_what_cannot_be_drafted_for_is_closed(
 ) -> None:
     spoil(drive)
     drive.device.posts.append(lambda: None)
-    closed = drive.up(_open(1, base=3, place=2), _commit(3, 10, seq=1))[1]
+    closed = drive.up(new_sequence(1, base=3, place=2), new_commit(3, 10, seq=1))[1]
     closed += drive.hear()
     assert len(closed) == 1 and reason in closed[0].reason
     assert not drive.followed and drive.pool.used == 0
@@ -193,7 +194,7 @@ def test_what_cannot_be_drafted_for_is_closed(
 
 def test_what_the_device_cannot_take_goes_by_the_host(drive: AheadDrive) -> None:
     """Here a sequence without a mailbox beside it, then a mailbox of another layout."""
-    drive.up(_open(7, base=3), _commit(3, 10, seq=7))
+    drive.up(new_sequence(7, base=3), new_commit(3, 10, seq=7))
     drive.follow()
     assert not drive.device.launched
     drive.post(2, 1, 4, 11)

@@ -29,8 +29,8 @@ from eyas.engine.loading import draft_build
 from eyas.engine.loading.draft_channels import BY_GPU
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.speculation.drafters.channels import MAILBOX
-from tests.unit.test_device_engine import answers, config, requests, tokens
-from tests.unit.test_device_mailbox import (
+from tests.unit.device_engines import answers, config, requests, tokens
+from tests.unit.mailbox_engines import (
     CHAIN,
     Patient,
     asked,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from eyas.common.types import Role, WorkerBacklog, WorkerInfo
+from eyas.common.types import Role, WorkerBacklog
 from gateway.routing.ledger import UnderWay
 from gateway.routing.router import (
     RequestRoute,
@@ -15,17 +15,9 @@ from gateway.routing.router import (
     route,
     wants_draft,
 )
+from tests.unit.routed_workers import DECODE, DRAFT, PREFILL, worker
 
-PREFILL, DECODE, DRAFT = (Role.PREFILL,), (Role.DECODE,), (Role.DRAFT,)
 UNIFIED = (Role.PREFILL, Role.DECODE, Role.DRAFT)
-
-
-def worker(name: str, roles: tuple[Role, ...], **changes: object) -> RouterCandidate:
-    info = WorkerInfo(name, roles, 1, "m", "f", "d", 2048, 1000, 100)
-    in_flight = changes.pop("in_flight", 0)
-    connected = changes.pop("connected", True)
-    cached = changes.pop("cached", 0)
-    return RouterCandidate(msgspec.structs.replace(info, **changes), in_flight, connected, cached)
 
 
 def test_a_unified_worker_needs_no_prefill() -> None:

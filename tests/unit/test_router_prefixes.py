@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
-from test_router import DECODE, PREFILL, worker
 
 from eyas.common.page_names import packed
 from gateway.routing.prefix_caches import (
@@ -19,6 +18,7 @@ from gateway.routing.prefix_caches import (
     tokens_of,
 )
 from gateway.routing.router import CROWD, RequestRoute, RouterCandidate, choose_decode, choose_prefill, route
+from tests.unit.routed_workers import DECODE, PREFILL, worker
 
 A, B = ("a:1", 7), ("b:1", 7)
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import msgspec
 import pytest
-from test_router import DECODE, PREFILL, worker
 
 from eyas.common.types import WorkerBacklog
 from eyas.simulator.cluster import ClusterLayout, ClusterShape, Policy, play
@@ -21,6 +20,7 @@ from eyas.simulator.hardware import example
 from eyas.simulator.workload import BLOCK_TOKENS, ChatTraffic, SimulatedRequest, chats
 from gateway.routing.placement import LatencyTargets, RequestPlacement, WorkerPlace
 from gateway.routing.router import RouterCandidate, route
+from tests.unit.routed_workers import DECODE, PREFILL, worker
 
 PREFILLS, WORKERS = 4, 8
 TARGETS = LatencyTargets(1.0, 0.05)

@@ -12,7 +12,7 @@ from eyas.engine.attention.side_by_side import MOST_BYTES, SideBySideAttention
 from eyas.engine.kernels.attention.side_by_side import attend_side_by_side
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import PoolShape
-from tests.unit.test_cudnn_backend import DIM, HEADS, KV, PAGE, SCALE, Rig
+from tests.unit.prompt_attention import DIM, HEADS, KV, PAGE, SCALE, Rig
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ERRORS = {torch.float32: 1e-5, torch.float16: 0.004}

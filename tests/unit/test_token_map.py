@@ -22,9 +22,9 @@ from eyas.engine.models.decoder import ModelEnds
 from eyas.engine.models.heads import head_family, load_draft
 from eyas.engine.models.ops.torch_ops import TorchMachine
 from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftRequest, DraftRunner
+from tests.unit.fused_models import Twin, write_head
 from tests.unit.loopback import Loopback, wait_all
 from tests.unit.model_rig import HeadRig, Rig
-from tests.unit.test_models_fused import Twin, write_head
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 from tests.unit.tiny_mtp import write_tiny_mimo
 

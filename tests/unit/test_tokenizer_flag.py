@@ -16,23 +16,9 @@ from eyas.common.errors import ConfigError
 from eyas.common.tokenizers.source import read_tokenizer, tokenizer_digest
 from eyas.engine.loading.spec import EngineSpec
 from gateway.text.tokenizer import Tokenizer
+from tests.unit.tokenizer_families import write_tokenizer
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}<|eot_id|>{% endfor %}"
-
-
-def write_tokenizer(folder: Path, more: int = 0, **settings: object) -> Path:
-    """The embedded model's, but two letters have each other's ids, and `more` tokens follow."""
-    folder.mkdir(exist_ok=True)
-    told = json.loads((NANO / "tokenizer.json").read_text())
-    ids = told["model"]["vocab"]
-    ids["Y"], ids["Z"] = ids["Z"], ids["Y"]
-    first = len(ids)
-    usual = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    told["added_tokens"] += [{"id": first + i, "content": f"<|more_{i}|>", **usual} for i in range(more)]
-    (folder / "tokenizer.json").write_text(json.dumps(told))
-    config = json.loads((NANO / "tokenizer_config.json").read_text()) | settings
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
 
 
 def test_every_process_is_handed_the_folder(tmp_path: Path) -> None:

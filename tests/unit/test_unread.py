@@ -16,8 +16,8 @@ from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.ops.device_machine import DeviceMachine
 from eyas.engine.models.table import read_model
 from tests.unit.families import VOCAB, write_family
+from tests.unit.fused_models import Twin
 from tests.unit.model_rig import Rig
-from tests.unit.test_models_fused import Twin
 
 LAYER = "model.layers.1."
 

@@ -16,7 +16,7 @@ from eyas.engine.kernels.products import rows, vendor
 from eyas.engine.kernels.products.blocks import StoredWeight, quantise
 from eyas.engine.kernels.products.skinny import ProductLaunch
 from tests.unit.crossed import crossed
-from tests.unit.test_kernels_grouped import act, as_blocks, as_channels, in_kind, meant, random, rounded
+from tests.unit.grouped_products import act, as_blocks, as_channels, in_kind, meant, random, rounded
 
 N, K = 256, 512
 ROWS = 261  # no multiple of four

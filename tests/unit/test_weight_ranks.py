@@ -64,13 +64,13 @@ from eyas.engine.parallel.leader import RankLeader
 from eyas.engine.parallel.ranks import RankCall, RankChannel
 from tests.unit.attention_ranks_rig import BASE
 from tests.unit.attention_ranks_rig import SIZES as EXPERTS
+from tests.unit.device_engines import SIZES
 from tests.unit.device_ranks_rig import BACKENDS, interpreted_follower, no_group_stays
 from tests.unit.device_ranks_rig import SIZES as MORE_EXPERTS
 from tests.unit.loopback import wait_all
-from tests.unit.test_device_engine import SIZES
-from tests.unit.test_weight_updates import Cluster
 from tests.unit.tiny import write_tiny_llama
 from tests.unit.tiny_deepseek import write_tiny_deepseek
+from tests.unit.updated_cluster import Cluster
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 no_group_is_left = pytest.fixture(autouse=True)(no_group_stays)

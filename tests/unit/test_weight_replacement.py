@@ -13,22 +13,15 @@ from fp8_formats import FORMATS, write_format
 from hybrid_rig import write_hybrid
 from packed_formats import PACKINGS, write_packed
 from safetensors.torch import load_file, save_file
-from test_hybrid_device import SIZES as HYBRID
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.common.types import KvKind
 from eyas.engine.checkpoint.host_tensors import read_files
-from eyas.engine.ipc.pulse import no_pulse
-from eyas.engine.loading import build
-from eyas.engine.loading.device_build import build_state
 from eyas.engine.loading.replacement import WeightReplacement, paired
-from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.loading.startup import StartPhases
 from eyas.engine.models.decoder import Decoder
-from eyas.engine.parallel.group import ProcessGroup
-from eyas.engine.parallel.ranks import RankInfo
 from tests.unit.crossed import crossed
+from tests.unit.hybrid_sizes import SIZES as HYBRID
+from tests.unit.weight_models import model_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -54,17 +47,6 @@ def config(folder: Path, *, device: bool, exact: bool = False) -> EngineConfig:
         return plain
     plain = replace(plain, dtype="bfloat16" if exact else "float32", deterministic=exact)
     return replace(plain, attention_backend="triton", prefill_attention_backend="triton")
-
-
-def model_of(given: EngineConfig) -> tuple[EngineSpec, Decoder[Any]]:
-    """The model of an engine, without the engine."""
-    loaded = EngineSpec.of(given)
-    if given.attention_backend == "torch":
-        model = build._plain_model(loaded, loaded.pool(KvKind.TARGET), no_pulse)[0]
-    else:
-        model = build_state(loaded, ProcessGroup(RankInfo(), "cpu"), StartPhases())[1].model  # type: ignore[assignment]
-    assert isinstance(model, Decoder)
-    return loaded, model
 
 
 def differences(one: Decoder[Any], other: Decoder[Any]) -> tuple[int, int]:

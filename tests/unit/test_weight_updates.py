@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from loopback import Loopback, Result, split_configs, wait_all
+from loopback import Result, split_configs, wait_all
 from safetensors.torch import load_file, save, save_file
 from tiny import write_tiny_llama, write_tiny_pair
 
@@ -31,41 +31,12 @@ from eyas.common.weights import (
     Running,
     SharedSource,
     Source,
-    WeightsCommand,
-    WeightsReply,
 )
+from tests.unit.updated_cluster import ANSWER_S, Cluster
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPTS = [tuple(range(3 + i, 40 + 7 * i)) for i in range(4)]
-ANSWER_S = 30.0
-
-
-class Cluster(Loopback):
-    """Engines that are told of weights, and answer."""
-
-    def begin(self, worker: str, command: WeightsCommand) -> int:
-        return self.workers[worker].begin_change(command)
-
-    def tell(self, worker: str, command: WeightsCommand) -> WeightsReply:
-        return self.workers[worker].change(command, ANSWER_S)
-
-    def targets(self) -> list[str]:
-        return [name for name, worker in self.workers.items() if name != "draft"]
-
-    def update(self, source: Source, generation: int = 1, *, whole: bool = True) -> str:
-        """All steps on all workers; the digest."""
-        digests = set()
-        for worker in self.targets():
-            reply = self.tell(worker, PrepareWeights(f"v{generation}", generation, source, whole))
-            assert reply.failure is None, reply.failure
-            digests.add(reply.digest)
-        (digest,) = digests
-        for command in (CloseForWeights(digest, Running.DRAIN, 20.0, 20.0), CommitWeights(digest)):
-            for worker in self.targets():
-                reply = self.tell(worker, command)
-                assert reply.failure is None, reply.failure
-        return digest
 
 
 @dataclass

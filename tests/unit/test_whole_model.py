@@ -12,7 +12,6 @@ import pytest
 import torch
 from loopback_runs import assert_idle, mixed_requests, patient, run_all, undrafted
 from safetensors.torch import load_file
-from test_device_engine import PROMPT, SIZES, answers, on_device, rounds, tokens
 
 from eyas.common.config import NANO, EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
@@ -25,6 +24,7 @@ from eyas.engine.models.table import read_model
 from eyas.engine.models.whole_model import TokenTap, WholeModelDraft, tokens_of
 from eyas.engine.speculation.draft_worker import draft_runner
 from eyas.engine.speculation.draft_worker.draft_runner import DraftExtension, DraftInput, DraftRunner
+from tests.unit.device_engines import PROMPT, SIZES, answers, on_device, rounds, tokens
 from tests.unit.families import write_family
 from tests.unit.hybrid_rig import write_hybrid
 from tests.unit.loopback import Loopback

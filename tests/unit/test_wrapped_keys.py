@@ -17,8 +17,8 @@ from eyas.engine.layers.rotary import SPAN, Rotary, tables
 from eyas.engine.loading.spec import MOST_UNASKED, EngineSpec
 from eyas.engine.models.table import read_model
 from tests.unit.families import write_family
+from tests.unit.family_changes import CLOSE, edit, prompt, wanted, whole
 from tests.unit.model_rig import Rig
-from tests.unit.test_model_families import CLOSE, edit, prompt, wanted, whole
 
 TEXT: dict[str, Any] = {"num_hidden_layers": 1, "eos_token_id": 7}
 

@@ -151,3 +151,7 @@ def _random(sizes: dict[str, Any], shift: float = 0.0, seed: int = 0) -> Any:
             if name.endswith("e_score_correction_bias"):
                 bias.normal_(std=0.3).add_(shift)
     return model
+
+
+FEW = {"n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2}
+V3 = SMALL | FEW | {"vocab_size": 16, "num_hidden_layers": 2, "first_k_dense_replace": 1}

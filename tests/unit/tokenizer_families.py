@@ -23,6 +23,8 @@ from tokenizers import (
     trainers,
 )
 
+from eyas.common.config import NANO
+
 LINES = [
     "the cat sat on the mat, didn't it? yes! it's 'fine' ... and they've gone .",
     "naïve été façade Ünïcödé straße 1234567890 3.14 a_b-c {x: [1, 2]}",
@@ -182,4 +184,19 @@ def write_folder(family: str, folder: Path, **config: Any) -> Path:
     FAMILIES[family]().save(str(folder / "tokenizer.json"))
     named = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "unk_token": "<unk>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(named | config))
+    return folder
+
+
+def write_tokenizer(folder: Path, more: int = 0, **settings: object) -> Path:
+    """The embedded model's, but two letters have each other's ids, and `more` tokens follow."""
+    folder.mkdir(exist_ok=True)
+    told = json.loads((NANO / "tokenizer.json").read_text())
+    ids = told["model"]["vocab"]
+    ids["Y"], ids["Z"] = ids["Z"], ids["Y"]
+    first = len(ids)
+    usual = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    told["added_tokens"] += [{"id": first + i, "content": f"<|more_{i}|>", **usual} for i in range(more)]
+    (folder / "tokenizer.json").write_text(json.dumps(told))
+    config = json.loads((NANO / "tokenizer_config.json").read_text()) | settings
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
