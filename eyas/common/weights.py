@@ -18,8 +18,8 @@ from eyas.common.wire.message import TaggedMessage, WireFailure
 PREPARE_S = 900.0
 """To read and rehearse the weights of a large model; what is prepared stays as long for those that follow."""
 
-JOIN_S = 120.0
-"""For all processes of a group to meet."""
+JOIN_S = 30.0
+"""For all processes of a group to meet, unless a request says how long."""
 
 
 class Running(enum.StrEnum):

@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from eyas.common.errors import EyasError, InvalidRequest
 from eyas.common.weights import (
+    JOIN_S,
     BytesSource,
     FolderSource,
     GroupSource,
@@ -118,6 +119,8 @@ class GroupBody(RequestBody):
     """The group's name."""
     backend: GroupBackend = "nccl"
     """How tensors travel."""
+    timeout: float = Field(JOIN_S, gt=0, le=MOST_WAIT_S)
+    """Seconds for all of its processes to come."""
 
 
 class LeaveBody(RequestBody):
@@ -203,7 +206,7 @@ class WeightEndpoints:
         body = await self._bodies.read(GroupBody, request)
         address = f"{body.master_address}:{body.master_port}"
         name, size = body.group_name, body.world_size
-        command = JoinGroup(name, address, body.rank_offset, size, body.backend)
+        command = JoinGroup(name, address, body.rank_offset, size, body.backend, body.timeout)
 
         async def joined() -> dict[str, Any]:
             workers = await self._backend.weights.join(command)

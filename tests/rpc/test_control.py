@@ -165,6 +165,7 @@ async def test_bad_bodies_are_refused_by_name() -> None:
             ("/sleep?level=0", {}, "level"),
             ("/wake_up?tags=scheduling", {}, "tags"),
             ("/init_weights_update_group", group | {"world_size": 2**64}, "world_size"),
+            ("/init_weights_update_group", group | {"world_size": 2, "timeout": 0}, "timeout"),
             ("/update_weights_from_distributed", tensors | {"shapes": [[2**64]]}, "shapes[0][0]"),
             ("/update_weights_from_distributed", tensors | {"shapes": [[-1]]}, "shapes[0][0]"),
         ):

@@ -208,6 +208,18 @@ def test_no_number_is_read_of_a_file_that_fits_no_matrix(tmp_path: Path, model: 
         read_adapter(folder, read_model(model), 16, check)
 
 
+@pytest.mark.parametrize("shape", [[2**40, 2**40, 0], [0, 2**70]])
+def test_sizes_that_no_tensor_has_are_named(tmp_path: Path, model: Path, shape: list[int]) -> None:
+    """One of 0 makes their product small, and the numbers' bytes none."""
+    folder = write_adapter(tmp_path / "adapter", model)
+    entry = {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}
+    names = [f"base_model.model.{FIRST}.lora_{factor}.weight" for factor in "AB"]
+    header = json.dumps(dict.fromkeys(names, entry)).encode()
+    (folder / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(InvalidRequest, match=rf"tensor {names[0]} cannot be \[{shape[0]}, {shape[1]}"):
+        _read(folder, model)
+
+
 def test_a_file_that_is_written_again_changes_nothing_that_was_read(tmp_path: Path, model: Path) -> None:
     """A trainer writes its adapter in place: what is mapped of a file would change, or end the engine."""
     folder = write_adapter(tmp_path / "adapter", model)

@@ -7,6 +7,7 @@ import gc
 import itertools
 import multiprocessing
 import os
+import time
 import uuid
 import weakref
 from collections.abc import Iterator
@@ -73,6 +74,13 @@ def refusal(source: Source) -> InvalidRequest:
         sources.read(source)
     assert refused.value.param == source.param
     return refused.value
+
+
+def test_an_address_where_nobody_listens_is_named_in_time() -> None:
+    sources, port, began = WeightSources("cpu"), next(free_ports()), time.monotonic()
+    with pytest.raises(InvalidRequest, match="nobody listens there for 0.5 s: .*refused") as refused:
+        sources.join(JoinGroup("weights", f"127.0.0.1:{port}", 1, 2, "gloo", 0.5))
+    assert refused.value.param == "master_address" and 0.4 < time.monotonic() - began < 5.0
 
 
 def leaves_early(port: int) -> None:
@@ -199,10 +207,17 @@ def test_a_header_that_is_none(header: bytes) -> None:
     refusal(BytesSource((len(header).to_bytes(8, "little") + header + bytes(4),)))
 
 
-@pytest.mark.parametrize("size", [10**14, 10**30])
-def test_more_than_the_host_has_room_for(size: int) -> None:
-    message = refusal(GroupSource("group", (TensorMeta("a", "F32", (size,)),))).message
-    assert "GiB of tensors" in message
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ((10**14,), "GiB of tensors"),
+        ((10**17,), "GiB of tensors"),
+        ((10**30,), "tensor a cannot be"),
+        ((2**40, 2**40, 0), "tensor a cannot be"),
+    ],
+)
+def test_more_than_the_host_or_any_has_room_for(shape: tuple[int, ...], said: str) -> None:
+    assert said in refusal(GroupSource("group", (TensorMeta("a", "F32", shape),))).message
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ The other ranks of an engine map it by `path`, so that a host holds the weights 
 from __future__ import annotations
 
 import hashlib
+import math
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ DIGEST_BYTES = 16
 _LENGTH_BYTES = 8
 _PAGE = 4096
 _ZEROS = 2**20  # bytes that are written at a time
+_MOST_NUMBERS = 2**59  # of a tensor: their bytes are counted by 63 bits
 _MOST_HEADER = 100 * 2**20  # bytes, as the library that writes such files has it
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, own) for own, name in weights.DTYPES.items()}
@@ -57,14 +59,15 @@ class TensorPlace(msgspec.Struct, frozen=True, array_like=True):
 
 def laid_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> dict[str, TensorPlace]:
     """Places for tensors (name, dtype, shape), one behind the other. Raises InvalidRequest for a dtype that
-    has no name here, for a size below 0, and for a name that comes twice.
+    has no name here, for a size below 0, for sizes that no tensor has, and for a name that comes twice.
     """
     places: dict[str, TensorPlace] = {}
     end = 0
     for name, dtype, shape in tensors:
         if dtype not in DTYPES:
             raise InvalidRequest(f"tensor {name}: {dtype} is no dtype of weights ({', '.join(DTYPES)})")
-        if name in places or min(shape, default=0) < 0:
+        strides = math.prod(max(size, 1) for size in shape)  # no size of 0 makes the others small
+        if name in places or min(shape, default=0) < 0 or strides > _MOST_NUMBERS:
             what = "is there twice" if name in places else f"cannot be {list(shape)}"
             raise InvalidRequest(f"tensor {name} {what}")
         places[name] = place = TensorPlace(dtype, shape, end)
