@@ -228,6 +228,13 @@ class CountBody(RequestBody):
     """Whether the model reasons first; without it, it does not where its template has a switch."""
     output_config: OutputConfig | None = None
     """The format and effort of the answer."""
+    output_format: OutputFormat | None = None
+    """The older name of `output_config.format`, which wins."""
+
+    @property
+    def format(self) -> OutputFormat | None:
+        """The format of the answer, by either name."""
+        return (self.output_config and self.output_config.format) or self.output_format
 
 
 class MessagesBody(CountBody):
@@ -273,8 +280,8 @@ def as_chat(body: CountBody, reads: Collection[str]) -> ChatBody:
         options = ("max_tokens", "stream", "temperature", "top_p", "top_k", "cache_salt")
         chat |= {name: value for name in options if (value := getattr(body, name)) is not None}
         chat["stop"] = body.stop_sequences
-    if body.output_config is not None and body.output_config.format is not None:
-        schema = {"name": "answer", "schema": body.output_config.format.definition}
+    if (format := body.format) is not None:
+        schema = {"name": "answer", "schema": format.definition}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
     try:
         return validated(ChatBody, chat)

@@ -133,7 +133,9 @@ class ResponseItem(RequestBody):
     def _is_whole(self) -> Self:
         needed = _NEEDED.get(self.type)
         if needed is None:
-            refuse("type", f"is not supported: {self.type!r:.40}; requests share no state")
+            refuse(
+                "type", f"is not supported: {self.type!r:.40}; the model reads messages, calls and results"
+            )
         for name in needed:
             if getattr(self, name) is None:
                 refuse(name, f"is required of a {self.type}")

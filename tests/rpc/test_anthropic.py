@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -167,9 +168,10 @@ async def test_a_limit_beyond_the_context_is_the_context() -> None:
     assert request.params.max_tokens == (1 << 16) - len(request.prompt_ids)
 
 
-async def test_an_answer_that_follows_a_schema() -> None:
+@pytest.mark.parametrize("wrap", [lambda f: {"output_config": {"format": f}}, lambda f: {"output_format": f}])
+async def test_an_answer_that_follows_a_schema(wrap: Callable[[Any], dict[str, Any]]) -> None:
     backend = speaker("hermes", "{}")
-    await post(backend, output_config={"format": {"type": "json_schema", "schema": {"type": "object"}}})
+    await post(backend, **wrap({"type": "json_schema", "schema": {"type": "object"}}))
     grammar = backend.requests[-1].params.grammar
     assert grammar is not None and '"json_schema":{"type":"object"}' in grammar.text
 

@@ -188,6 +188,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": {"id": "p"}}, "prompt", "no prompts are kept"),
     ({"truncation": "auto"}, "truncation", "refused"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "item_reference"),
+    ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type", "reads messages, calls"),
     ({"input": [{"role": "user"}]}, "input[0].content", "required"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
