@@ -57,11 +57,11 @@ class CountingRunner:
     alignment = 1
 
     def draft_rows(self, spec):
-        return max(spec.steps * spec.topk, self.least_rows)
+        return 0 if spec is None else max(spec.steps * spec.topk, self.least_rows)
 
     def draft(self, asked, spec):
         assert asked, "a pass over nothing"
-        return [self._drafted(one.extension, spec.steps) for one in asked]
+        return [self._drafted(one.extension, spec.steps if spec else 0) for one in asked]
 
     def _drafted(self, new, steps):
         base, end = new.base, new.base + len(new.tokens)

@@ -93,7 +93,10 @@ class Follower:
 
 
 def told(
-    runners: list[BatchRunner], free: list[list[int]], rows: dict[Follower, int], spec: SpeculationConfig
+    runners: list[BatchRunner],
+    free: list[list[int]],
+    rows: dict[Follower, int],
+    spec: SpeculationConfig | None,
 ) -> list[list[tuple[list[int], list[int]]]]:
     """What each runner proposes for the same batch."""
     asked = [one.commit(count, runners, free) for one, count in rows.items()]

@@ -225,7 +225,9 @@ def test_a_run_in_several_batches_is_whole_if_each_of_them_is(runners: list[Batc
 def test_nothing_is_drafted_below_the_pieces_of_a_run_before_its_last(
     runners: list[BatchRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eleven rows and nine have two pieces of four before it, and three rows have none."""
+    """Nor below rows of which nothing is asked. Eleven rows and nine have two pieces of four before the last,
+    and three rows have none.
+    """
     device, counts = runners[1], list[tuple[bool, int]]()
     assert isinstance(device, DeviceDraftRunner)
     for batches, drafts in ((device._contexts, False), (device._drafts, True)):
@@ -235,9 +237,13 @@ def test_nothing_is_drafted_below_the_pieces_of_a_run_before_its_last(
             "launch",
             lambda some, launch=launch, drafts=drafts: counts.append((drafts, len(some))) or launch(some),
         )
-    followers = [Follower(name, 4) for name in "abc"]
-    ours, theirs = told(runners, pages(), dict(zip(followers, (11, 3, 9), strict=True)), CHAIN)
-    assert theirs == ours and counts.pop() == (True, 3)
+    warm = SamplingParams(temperature=1.5, seed=7)
+    free, followers = pages(), [Follower(name, 4, warm) for name in "abc"]
+    assert told(runners, free, {followers[0]: 6, followers[1]: 2}, None) == [[([], [])] * 2] * 2
+    assert sum(count for _, count in counts) == 3 and not any(drafts for drafts, _ in counts)
+    counts.clear()
+    ours, theirs = told(runners, free, dict(zip(followers, (11, 3, 9), strict=True)), CHAIN)
+    assert theirs == ours and ours[0] != ours[1] and counts.pop() == (True, 3)
     assert sum(count for _, count in counts) == 4 and not any(drafts for drafts, _ in counts)
 
 

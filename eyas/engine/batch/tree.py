@@ -111,6 +111,9 @@ class DraftTree:
         return DraftTree([self.tokens[n] for n in nodes], [place[self.parents[n]] for n in nodes])
 
 
+NO_TREE = DraftTree((), ())
+
+
 class DraftCounts(NamedTuple):
     """Counts of the drafts of one sequence in one step.
 

@@ -13,11 +13,11 @@ from eyas.common.config import MOST_STEPS
 from eyas.engine.batch.sequence import Continuation, GenerationKind, RingPlace, Sequence, SequenceWork
 from eyas.engine.batch.spans import QuerySpan
 from eyas.engine.batch.tables import TableWrites
-from eyas.engine.batch.tree import DraftTree
+from eyas.engine.batch.tree import NO_TREE, DraftTree
 from eyas.engine.device.program import DeviceState
 from eyas.engine.device.special import DraftNodes, occupy_special, reads_text
 from eyas.engine.device.step import ArrivedState, JoinBatch, PlacedBatch, StepLayout, StepShape, tiles_for
-from eyas.engine.grammar.grammars import NOTHING, GrammarManager
+from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.kernels.exchange.mailbox import polls_in
 
 MOST_FORCED_AHEAD = 4
@@ -167,7 +167,7 @@ class SlotTable:
             joins = self._joins(work)
             seq.draft_len += joins and self._drafts
             occupant = self._occupants[seq.slot] = self._occupy(work, writes)
-            tree = tree or DraftTree((), ())  # the sequence before it in this slot has left some
+            tree = tree or NO_TREE  # the sequence before it in this slot has left some
         # Its prompt came from elsewhere, or all but its last row is done.
         if work.round and not occupant.grows:
             writes.put("length", seq.slot, (work.start,))
@@ -304,7 +304,7 @@ class SlotTable:
         drafts = self._state.tables.drafts.shape[1]
         for seq in ahead[:MOST_FORCED_AHEAD]:
             nodes = self.verified.get(seq.slot)
-            tree = NOTHING if nodes is None else nodes.tree
+            tree = NO_TREE if nodes is None else nodes.tree
             for one in self._grammars.forced_after(seq, tree, self._most_forced(seq)):
                 chain = [*one.drafts, *[-1] * (drafts - len(one.drafts))]
                 words += [seq.slot, len(seq) + one.accepted, one.token, *chain]

@@ -24,12 +24,11 @@ from eyas.common.errors import EngineError, EyasError, GrammarTooSlow
 from eyas.common.grammars.compiler import GrammarCompiler
 from eyas.common.grammars.notations import Grammar
 from eyas.engine.batch.sequence import Generation, Sequence
-from eyas.engine.batch.tree import ROOT, DraftTree
+from eyas.engine.batch.tree import NO_TREE, ROOT, DraftTree
 from eyas.engine.grammar.state import ForcedDrafts, GrammarState, MaskRoom
 
 MAX_COMPILED = 256  # compiled grammars
 MAX_COMPILED_BYTES = 512 << 20
-NOTHING = DraftTree([], [])
 _NICE = 5  # steps come first
 CLOCK_S = 0.001  # between two looks at the processor's clock
 SLOW_S = 0.004  # a call that takes longer makes its sequence slow
@@ -114,7 +113,7 @@ class GrammarManager:
             return tree
         state = None if self._is_slow(seq) else self._state(seq)
         if state is None:
-            return NOTHING if self._is_slow(seq) else tree
+            return NO_TREE if self._is_slow(seq) else tree
         try:
             allowed, forced = state.cut(tree), state.forced(most)
         except Exception as error:  # as in `masks`
@@ -132,8 +131,8 @@ class GrammarManager:
         None: the others are better. Of one that is slow to follow nothing is verified.
         """
         if self._is_slow(seq):
-            return NOTHING
-        forced = self.draft(seq, NOTHING, most)
+            return NO_TREE
+        forced = self.draft(seq, NO_TREE, most)
         return forced if forced and self._are_good(seq, forced.tokens, most) else None
 
     def forced_after(self, seq: Sequence, tree: DraftTree, most: int) -> list[ForcedDrafts]:

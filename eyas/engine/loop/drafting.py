@@ -22,7 +22,7 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.types import KvHandle, RequestDraftLimits
 from eyas.engine.batch.sequence import GenerationKind, Sequence, SequenceWork
 from eyas.engine.batch.step_result import StepResult
-from eyas.engine.batch.tree import DraftTree
+from eyas.engine.batch.tree import NO_TREE, DraftTree
 from eyas.engine.batch.window import FIRST_ROWS, DeviceRows
 from eyas.engine.grammar.grammars import GrammarManager
 from eyas.engine.ipc.messages import DraftDown, DraftUp
@@ -32,7 +32,6 @@ from eyas.engine.speculation.drafters.base import AcceptedRows, Drafter, Sequenc
 from eyas.engine.speculation.recall import AnswerRecall
 
 NO_LIMITS = RequestDraftLimits()
-NOTHING = DraftTree((), ())
 SMOOTHING = 0.1
 GAIN = 1.0  # accepted drafts per proposal, before one has been seen
 MOST_WAITED_STEPS = 2.0  # however good the drafter was: a dead one must not cost more than this, 8 times
@@ -237,14 +236,14 @@ class DraftCoordinator:
         grown, self._grown_by_grammar = self._grown_by_grammar, []
         for seq in grown:
             if seq.pages and seq.tree is None:
-                self._settle(seq, NOTHING)
+                self._settle(seq, NO_TREE)
 
     def _adopt(self, draft: SequenceProposal) -> None:
         """Adopts the drafts that follow the tokens committed since, within what may be emitted."""
         seq = draft.seq
         if not seq.pages or draft.base >= len(seq):
             return
-        self._settle(seq, draft.tree.trim(seq.tokens(draft.base + 1, len(seq))) or NOTHING)
+        self._settle(seq, draft.tree.trim(seq.tokens(draft.base + 1, len(seq))) or NO_TREE)
 
     def _settle(self, seq: Sequence, tree: DraftTree) -> None:
         """Sets the drafts for the next round of `seq`: as much of `tree` as is requested and allowed."""

@@ -22,7 +22,7 @@ from eyas.common.config import MOST_STEPS, SpeculationConfig
 from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.batch.sections import sections
 from eyas.engine.batch.tables import SlotTables, TableWrites
-from eyas.engine.batch.tree import DraftTree
+from eyas.engine.batch.tree import NO_TREE, DraftTree
 from eyas.engine.kernels.drafts.rounds import RoundRows
 from eyas.engine.kernels.exchange import row_ring
 from eyas.engine.kernels.launch.recording import GraphRecorder
@@ -164,9 +164,11 @@ class DeviceDraftRunner:
         """The pool of the draft KV."""
         return self._proposer.pool
 
-    def draft_rows(self, spec: SpeculationConfig) -> int:
+    def draft_rows(self, spec: SpeculationConfig | None) -> int:
         """How many rows behind the certain ones `draft` may write: its own shape's, whatever `spec` wants."""
         own, block = self._proposer.spec, self._proposer.head.block
+        if spec is None:
+            return 0
         return own.steps * own.topk if block is None else block.width(own.steps)
 
     def capture(self, recorder: GraphRecorder) -> None:
@@ -175,12 +177,11 @@ class DeviceDraftRunner:
         self._contexts.capture(recorder)
 
     @torch.inference_mode()
-    def draft(self, inputs: SequenceOf[DraftInput], spec: SpeculationConfig) -> list[ProposedTree]:
+    def draft(self, inputs: SequenceOf[DraftInput], spec: SpeculationConfig | None) -> list[ProposedTree]:
         """As `DraftRunner.draft`, of this engine's own shape, cut to `spec`."""
         proposed: list[ProposedTree] = []
         for first in range(0, len(inputs), self._seats.count):
-            some = self._runs(inputs[first : first + self._seats.count])
-            proposed += [ProposedTree(self._cut(tree, spec), whole) for tree, whole in some]
+            proposed += self._runs(inputs[first : first + self._seats.count], spec)
         return proposed
 
     def _cut(self, tree: DraftTree, spec: SpeculationConfig) -> DraftTree:
@@ -190,24 +191,29 @@ class DeviceDraftRunner:
             return tree
         return tree.truncate_depth(spec.steps).thin(spec.topk).narrow(spec.width - 1)
 
-    def _runs(self, inputs: SequenceOf[DraftInput]) -> list[ProposedTree]:
-        """Of at most as many sequences as there are slots: the proposal below all rows of each. Nothing is
-        drafted below the pieces of a run before its last.
+    def _runs(self, inputs: SequenceOf[DraftInput], spec: SpeculationConfig | None) -> list[ProposedTree]:
+        """As `draft`, of at most as many sequences as there are slots. Nothing is drafted below the pieces of
+        a run before its last.
         """
         runs, lost = [_cut_up(one, self._drafts.few) for one in inputs], set[Hashable]()
-        for some in self._turns([pieces[:-1] for pieces in runs]):
+        for some in self._turns(runs if spec is None else [pieces[:-1] for pieces in runs]):
             lost |= _lost_owners(self._contexts.land())
             self._contexts.launch(some)
-        self._drafts.launch([pieces[-1] for pieces in runs])
-        landed = self._drafts.land()
-        lost |= _lost_owners(self._contexts.land()) | _lost_owners(landed)
+        trees = [NO_TREE] * len(inputs)
+        if spec is not None:
+            self._drafts.launch([pieces[-1] for pieces in runs])
+            landed = self._drafts.land()
+            lost |= _lost_owners(landed)
+            trees = [self._cut(self._tree(words), spec) for _, (_, *words) in landed]
+        lost |= _lost_owners(self._contexts.land())
+        return [ProposedTree(tree, one.owner not in lost) for one, tree in zip(inputs, trees, strict=True)]
+
+    def _tree(self, words: list[int]) -> DraftTree:
+        """The proposal that a batch gave for a sequence."""
         most = self.tables.drafts.shape[1]
-        proposed = []
-        for one, (_, *words) in landed:
-            drafts, parents = words[:most], words[most:]
-            nodes = drafts.index(-1) if -1 in drafts else most
-            proposed.append(ProposedTree(DraftTree(drafts[:nodes], parents[:nodes]), one.owner not in lost))
-        return proposed
+        drafts, parents = words[:most], words[most:]
+        nodes = drafts.index(-1) if -1 in drafts else most
+        return DraftTree(drafts[:nodes], parents[:nodes])
 
     def _turns(self, runs: SequenceOf[list[DraftInput]]) -> Iterator[list[DraftInput]]:
         """The pieces of runs, batch by batch: the first of all runs, then the next ones; all together, if the

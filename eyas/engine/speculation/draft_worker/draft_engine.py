@@ -64,8 +64,6 @@ FLYING_S = 0.0003  # between two looks after a batch that waits for rounds: the 
 LOAD_S = 0.5
 STOP_S = 5.0
 DraftingSequence = tuple[Key, DraftedSequence]
-ROWS_ALONE = SpeculationConfig(steps=1, topk=1, draft_tokens=2)
-"""The shape for rows that ask for no proposal: the smallest one, which is dropped."""
 BUSY_S = 0.05
 """For so long after a round or its answer the next one is looked for without a pause: rounds take less."""
 SPIN_S = 0.0002
@@ -192,12 +190,11 @@ class DraftEngine:
     @torch.inference_mode()
     def _step(self) -> None:
         """Answers all commits, by the shape they ask for."""
-        groups: dict[SpeculationConfig, list[DraftingSequence]] = defaultdict(list)
+        groups: dict[SpeculationConfig | None, list[DraftingSequence]] = defaultdict(list)
         followed = self._sequences.followed.items()
         for key, one in [(key, one) for key, one in followed if one.is_here and one.is_due]:
-            spec = one.requested or ROWS_ALONE
-            if self._sequences.reserve(key, spec):
-                groups[spec].append((key, one))
+            if self._sequences.reserve(key, one.requested):
+                groups[one.requested].append((key, one))
         for spec, group in groups.items():
             self._pulse()
             began = time.monotonic()
@@ -205,8 +202,8 @@ class DraftEngine:
             self._step_seconds.add(time.monotonic() - began)
             self._step_sequences.add(len(group))
 
-    def _draft(self, spec: SpeculationConfig, group: list[DraftingSequence]) -> None:
-        """Writes the rows of their commits, and proposes below them."""
+    def _draft(self, spec: SpeculationConfig | None, group: list[DraftingSequence]) -> None:
+        """Writes the rows of their commits, and proposes below them as `spec` says; None: nothing."""
         inputs = {}
         for key, followed in group:
             one = followed.draft_input(key, self._channels.rows(key[0]))
@@ -221,9 +218,8 @@ class DraftEngine:
                 self._sequences.close(key, LOST_FEATURES)
                 continue
             followed = self._sequences.followed[key]
-            requested = followed.requested is not None
             followed.written()
-            if requested:
+            if spec is not None:
                 self._propose(key, followed, proposed.tree)
         self._send_replies()  # before the next shape is computed
 

@@ -18,7 +18,7 @@ from eyas.common.params import SamplingParams
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch, build_batch
 from eyas.engine.batch.spans import QuerySpan
-from eyas.engine.batch.tree import ROOT, DraftTree
+from eyas.engine.batch.tree import NO_TREE, ROOT, DraftTree
 from eyas.engine.checkpoint.config import DraftBlock
 from eyas.engine.ipc.row_ring import RingRow
 from eyas.engine.kv.pool import KvPool
@@ -114,14 +114,18 @@ class DraftRunner:
         """The pool of the draft KV."""
         return self._pool
 
-    def draft_rows(self, spec: SpeculationConfig) -> int:
-        """How many rows behind the certain ones a proposal of `spec` may write."""
+    def draft_rows(self, spec: SpeculationConfig | None) -> int:
+        """How many rows behind the certain ones a proposal of `spec` may write; None: there is none."""
         block = self.head.block
+        if spec is None:
+            return 0
         return spec.steps * spec.topk if block is None else block.width(spec.steps)
 
-    def draft(self, inputs: SequenceOf[DraftInput], spec: SpeculationConfig) -> list[ProposedTree]:
-        """Writes the draft KV of all their rows, and proposes for each."""
+    def draft(self, inputs: SequenceOf[DraftInput], spec: SpeculationConfig | None) -> list[ProposedTree]:
+        """Writes the draft KV of all their rows, and proposes for each; without `spec` nothing."""
         drafted = self.extend([one.extension for one in inputs])
+        if spec is None:
+            return [ProposedTree(NO_TREE) for _ in inputs]
         requests = [
             DraftRequest.below(one.extension, last, one.params, one.choice)
             for one, last in zip(inputs, drafted, strict=True)

@@ -139,10 +139,10 @@ class BatchRunner(Protocol):
     def pool(self) -> KvPool:
         """The pool of the draft KV."""
 
-    def draft_rows(self, spec: SpeculationConfig) -> int:
+    def draft_rows(self, spec: SpeculationConfig | None) -> int:
         """How many rows behind the certain ones `draft` may write: pages are reserved for them."""
 
-    def draft(self, inputs: SequenceOf[DraftInput], spec: SpeculationConfig) -> list[ProposedTree]:
+    def draft(self, inputs: SequenceOf[DraftInput], spec: SpeculationConfig | None) -> list[ProposedTree]:
         """As `DraftRunner.draft`; a proposal may be of another shape than `spec`, but not larger."""
 
 
@@ -328,7 +328,7 @@ class DraftSequences:
 
     # --- pages ---------------------------------------------------------------------------------------
 
-    def reserve(self, key: Key, spec: SpeculationConfig, ahead: int = 0) -> bool:
+    def reserve(self, key: Key, spec: SpeculationConfig | None, ahead: int = 0) -> bool:
         """Takes pages for the waiting commits, for `ahead` rows more, and for the rows that drafting by
         `spec` writes after them.
 
