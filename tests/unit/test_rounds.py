@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from engine_rig import Rig, request
 
@@ -142,6 +143,19 @@ def test_a_first_token_is_sent_before_its_prompt_is_cached() -> None:
     rig.submit(request((10, 11), max_tokens=1))
     _run(rig, loop, [33])
     assert len(cached) == 1 and not rig.requests.table
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_far_drafter_hears_of_a_prompt_before_its_step_is_launched(begins: bool) -> None:
+    """That takes the host as long as the device, if the step is large."""
+    rig, order, drafter = Rig(round_rows=4), list[str](), FarDrafter()
+    drafter.begin = lambda *_: begins  # type: ignore[method-assign]
+    loop = _loop(rig, PagesOfNumbers(64), drafter, tell=lambda: order.append("told"))
+    launch = loop.runner.launch
+    loop.runner.launch = lambda works: order.append("launched") or launch(works)  # type: ignore[method-assign]
+    rig.submit(request(tuple(range(10, 20)), max_tokens=3))
+    _run(rig, loop, [30])
+    assert order == [*["told"] * begins, "launched", "told"]
 
 
 def test_accepted_drafts_that_came_after_the_end_are_not_counted() -> None:

@@ -27,7 +27,8 @@ from eyas.engine.states.shape import SPAN
 @dataclass(frozen=True)
 class StepCommitter:
     """Commits steps in the order of their landing. `on_end` is told of every sequence that finished,
-    `on_broken` of every request with logits that are not finite. `tell` sends what is in the outbox.
+    `on_broken` of every request with logits that are not finite. `tell` sends what is in the outbox, and
+    what drafters are to hear.
     """
 
     scheduler: Schedulers

@@ -100,12 +100,14 @@ class DraftCoordinator:
         else:
             self._open_from_window(seq)
 
-    def beginning(self, works: SequenceOf[SequenceWork]) -> None:
-        """Prompts of a step that is launched: a drafter far away hears of those that end there, if devices
-        post their rows and rounds. So it can draft as soon as the step is over.
+    def beginning(self, works: SequenceOf[SequenceWork]) -> bool:
+        """Prompts of a step that is about to be launched: a drafter far away is to hear of those that end
+        there, if devices post their rows and rounds. So it can draft as soon as the step is over. True: of
+        some it is.
         """
+        began = False
         if self.drafter is None or self.drafter.local_kv or self.plain:
-            return
+            return began
         for work in works:
             seq, rows = work.seq, min(len(work.tokens), FIRST_ROWS)
             generation = seq.generation
@@ -114,6 +116,8 @@ class DraftCoordinator:
             if ends and whole and generation.request.speculative and not seq.drafting:
                 base = work.start + len(work.tokens) - rows
                 seq.drafting = self.drafter.begin(seq, base, self._want(seq))
+                began = began or seq.drafting
+        return began
 
     def fork(self, leader: Sequence, follower: Sequence, features: torch.Tensor | None) -> None:
         """`follower` begins with the prompt that `leader` led; `features` end with the prompt's last row."""

@@ -188,7 +188,7 @@ class Engine:
             new_uid=self._requests.new_uid,
             on_end=self._requests.end,
             on_broken=self._requests.spoil,
-            tell=self._send_outbox,
+            tell=self._send,
         )
         rates = parts.ready.rates
         paces = None if rates is None else StepPaces(rates.times)
@@ -388,8 +388,8 @@ class Engine:
             return
         prober.begin(command, *self._scheduler.probed, time.monotonic())
 
-    def _send_outbox(self) -> None:
-        self._link.send(self._outbox.take())
+    def _send(self) -> None:
+        self._link.send([*self._outbox.take(), *self._drafting.outgoing()])
 
     def _tell(self) -> None:
         """One message up: what happened, and how loaded this worker is."""

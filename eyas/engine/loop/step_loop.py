@@ -165,7 +165,8 @@ class StepLoop:
         now = time.monotonic()
         self.runner.draft_wait_s = self.committer.drafting.wait_s
         self._copy_states()
-        self.committer.drafting.beginning(works)
+        if self.committer.drafting.beginning(works):
+            self.committer.tell()  # a large step takes the host some 10 ms, and is over soon after
         flight = self.runner.launch(works)
         self.scheduler.pool.launched()
         for work in works:
