@@ -12,15 +12,17 @@ import contextlib
 import datetime
 import json
 import logging
+import os
 import re
 import secrets
+import stat
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from eyas.common.types import GenerationRequest
@@ -63,7 +65,7 @@ def setup(process: str, format: str = "text", level: str = "info", *, reads_text
     `level`: one of `LEVELS`; for other packages' lines at least info. `reads_text`: it sees prompts and
     answers as text.
     """
-    handler = logging.StreamHandler()
+    handler = LogWriter()
     formatter = JsonFormatter if format == "json" else TextFormatter
     handler.setFormatter(formatter(process, reads_text))
     least = logging.getLevelNamesMapping()[level.upper()]
@@ -73,6 +75,23 @@ def setup(process: str, format: str = "text", level: str = "info", *, reads_text
     sys.excepthook = lambda kind, error, trace: _uncaught("nobody caught this", error)
     threading.excepthook = lambda args: _uncaught("a thread ended by this", args.exc_value)
     sys.unraisablehook = lambda args: _uncaught(args.err_msg or "nothing could raise this", args.exc_value)
+
+
+class LogWriter(logging.StreamHandler[TextIO]):
+    """Writes lines to standard error. Those that a full disk, or the pipe of a reader that has stopped, does
+    not take are lost: they would end, or stop, the server.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        with contextlib.suppress(OSError, AttributeError):  # some tests' standard error is no file
+            if stat.S_ISFIFO(os.fstat(self.stream.fileno()).st_mode):
+                os.set_blocking(self.stream.fileno(), False)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Drops the line; tells of any error but one of writing."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 def _uncaught(what: str, error: BaseException | None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
+import select
 import signal
 import subprocess
 import sys
@@ -51,6 +53,32 @@ def _answers(port: int) -> bool:
         return httpx.get(f"http://127.0.0.1:{port}/version", trust_env=False).status_code == 200
     except httpx.TransportError:
         return False
+
+
+FLOOD = """
+import logging, sys
+from eyas.common.logging import setup
+setup("flood", sys.argv[1])
+for number in range(20_000):
+    logging.getLogger("eyas").info("line %d of a flood", number)
+print("served", flush=True)
+"""
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_a_reader_of_logs_that_has_stopped_stops_nobody(format: str) -> None:
+    """Its pipe is full: what comes then is lost, and what it reads later is whole lines in order."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", FLOOD, format], stdout=pipe, stderr=pipe, text=True)
+    assert process.stdout is not None and process.stderr is not None
+    try:
+        assert select.select([process.stdout], [], [], 60)[0]
+        assert process.stdout.readline() == "served\n"
+        numbers = [int(n) for n in re.findall(r"line (\d+) of a flood", process.stderr.read())]
+        assert 100 < len(numbers) < 20_000 and numbers == sorted(numbers)
+    finally:
+        process.kill()
+        process.wait()
 
 
 class FullDisk(io.TextIOBase):
