@@ -254,7 +254,8 @@ def test_a_slot_looks_as_often_as_it_may(
 
 
 def test_waiting_is_counted_in_looks() -> None:
-    assert [polls_in(seconds) for seconds in (0.0, POLL_S, 7 * POLL_S, 10.0)] == [1, 1, 4, MOST_POLLS]
+    waits = 0.0, POLL_S, 3.5 * POLL_S, 7.5 * POLL_S, 5.5 * POLL_S, 10.0
+    assert [polls_in(seconds) for seconds in waits] == [1, 1, 3, 6, 4, MOST_POLLS]
 
 
 # --- the layout -------------------------------------------------------------------------------------
