@@ -5,6 +5,7 @@ bit, and what is wrong with one is named as there.
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 from pathlib import Path
 from unittest.mock import Mock
@@ -82,3 +83,10 @@ def test_a_process_reads_what_the_engine_would(tmp_path: Path, monkeypatch: pyte
             process.read(adapters[1])
         monkeypatch.undo()
         assert _same(process.read(adapters[0]), as_before)
+
+
+def test_a_process_is_sent_each_gain_once() -> None:
+    """Parts of one tensor would each be sent with all of it: 67 MB of an 8B, at the first load."""
+    parts = [SitePart(STEM.format(layer, "q"), (4, 1024), 0) for layer in range(32)]
+    sites = AdapterSites([AdapterSite((part,), WeightPlacement(), gain=torch.ones(1024)) for part in parts])
+    assert len(pickle.dumps(sites.on_host())) < 2 * 32 * 1024 * torch.float32.itemsize

@@ -7,6 +7,7 @@ memory of the engine, which it maps as long as that takes. It ends with its engi
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import signal
 import subprocess
@@ -43,7 +44,7 @@ class ReadingProcess:
     """The engine's side; used by one thread at a time."""
 
     def __init__(self, reader: AdapterReader, sites: AdapterSites) -> None:
-        """It starts at once, and imports what it needs beside the engine's start."""
+        """It starts at once: it imports what it needs, and takes what it knows, beside the engine's start."""
         self._reader, self._sites = reader, sites
         self._start()
 
@@ -53,7 +54,9 @@ class ReadingProcess:
         self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
         theirs.close()
         self._end = weakref.finalize(self, _end, self._pipe, self._process)
-        self._new = True
+        known = self._pipe, (self._reader, self._sites.on_host())
+        self._greeting = threading.Thread(target=_greet, args=known, name="greeting", daemon=True)
+        self._greeting.start()  # it takes nothing from its pipe as long as it imports
 
     def read(self, folder: Path, room: Room = HostTensors) -> PackedAdapter:
         """The adapter in a folder. `room`: gives memory, zeros, for it.
@@ -65,9 +68,7 @@ class ReadingProcess:
         limit = threading.Timer(READ_S, self._process.kill)  # a stopped process takes nothing from its pipe
         limit.start()
         try:
-            if self._new:
-                _send(self._pipe, (self._reader, self._sites.on_host()))
-                self._new = False
+            self._greeting.join()
             _send(self._pipe, (folder, self._sites.gains))
             answer: Any = _received(self._pipe)
             if isinstance(answer, dict):
@@ -101,6 +102,13 @@ def _failure(folder: Path, error: Exception) -> WireFailure:
     if isinstance(error, OSError | MemoryError | RuntimeError):
         return WireFailure.of(Overloaded(f"no memory for the adapter in {folder}: {error}"))
     return WireFailure.of(EyasError(f"{type(error).__name__}: {error}"))
+
+
+def _greet(pipe: Connection, known: tuple[AdapterReader, AdapterSites]) -> None:
+    with contextlib.suppress(
+        OSError, TypeError
+    ):  # it has ended, or its pipe is closed: who reads next sees it
+        _send(pipe, known)
 
 
 def _send(pipe: Connection, what: object) -> None:

@@ -243,7 +243,10 @@ class AdapterSites:
 
     def on_host(self) -> AdapterSites:
         """The same with all of it in the host's memory: another process may have it."""
-        return AdapterSites(self._on_host(self.gains))
+        sites = self._on_host(self.gains)  # their gains are parts of one tensor, which each would send whole
+        return AdapterSites(
+            [site if site.gain is None else replace(site, gain=site.gain.clone()) for site in sites]
+        )
 
     def _on_host(self, gains: torch.Tensor | None) -> list[AdapterSite]:
         if gains is None:
