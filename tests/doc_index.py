@@ -1,6 +1,6 @@
 """The indexes of docs/decisions.md and docs/experiments.md, by topic: `python -m tests.doc_index` writes them.
 
-A heading belongs to the first topic that one of its words names.
+A decision belongs to the first topic that a word of its heading names, an experiment to the page that it stands in.
 """
 
 from __future__ import annotations
@@ -23,15 +23,6 @@ TOPICS = {
         "The gateway": "gateway|stream|http|call|redis|key|caller|fields|proto|relay|console|text of|chat|lane|attacker|rules over|ids|span|token's",
         "Layouts and routing": "auto|layout|load|goodput|estimate|predict|burst|drained|worker counts|returning",
         "Operating": "worker|process|sigterm|supervisor|engine|kubernetes|gpu|memory|port|histogram|figures|evaluation|counted|argparse|link|redis|owns",
-    },
-    "experiments.md": {
-        "On GPUs": "h100|h200|gpu",
-        "Speculation": r"draft|heads?\b|adaptive|depth|speculate|lookup",
-        "The front door": "front door|gateway|clients|relay|grammar|attack|prompt",
-        "Correctness": "lossless|exact|config.json|weights|nan",
-        "Chaos and repairs": "chaos|death|repairs|late by chance|two hosts",
-        "Tests and costs": "make test|cpu|cores|cost|simulat|house|model",
-        "Containers and first days": "container|stranger|compose|readme",
     },
 }
 OTHER = "Other"
@@ -76,7 +67,34 @@ def with_index(page: str, text: str) -> str:
     return f"{before.rstrip()}\n\n{index(page, bare)}\n\n## {rest}" if heading else bare
 
 
+def with_entries(text: str, pages: dict[str, str]) -> str:
+    """docs/experiments.md with the entries of all `pages` (texts by name), newest first in each topic."""
+    before = text.partition(BEGIN)[0].rstrip()
+    return "\n\n".join([before, BEGIN, *(_entries(*each) for each in sorted(pages.items())), END]) + "\n"
+
+
+def _entries(name: str, text: str) -> str:
+    """The title of a page of experiments, and a line per entry."""
+    title = text.partition("\n")[0].removeprefix("# ")
+    lines = [
+        f"* {heading[:10]} [{_short(heading)}](experiments/{name}#{anchor(heading)})"
+        for heading in headings(text)
+    ]
+    return "\n".join([f"## [{title}](experiments/{name})", "", *lines])
+
+
+def fresh(page: str) -> str:
+    """A page of docs/ with its index as it should be."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    if page in TOPICS:
+        return with_index(page, text)
+    pages = {path.name: path.read_text(encoding="utf-8") for path in (DOCS / "experiments").glob("*.md")}
+    return with_entries(text, pages)
+
+
+INDEXED = (*TOPICS, "experiments.md")
+
 if __name__ == "__main__":
-    for name in TOPICS:
-        path = DOCS / name
-        path.write_text(with_index(name, path.read_text(encoding="utf-8")), encoding="utf-8")
+    for name in INDEXED:
+        made = fresh(name)
+        (DOCS / name).write_text(made, encoding="utf-8")

@@ -23,7 +23,7 @@ ROOT = shape.ROOT
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",
-    *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")),
+    *sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md")),
 )
 PACKAGES = (*shape.FOLDERS, "protos")
 SUFFIXES = (".py", ".proto", ".md", ".toml", ".yaml", ".yml")
@@ -255,7 +255,8 @@ def program_flags() -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_what_a_page_names_exists(page: str) -> None:
-    assert problems((ROOT / page).read_text(), "docs/" * page.startswith("docs/")) == []
+    folder, slash, _ = page.rpartition("/")
+    assert problems((ROOT / page).read_text(), folder + slash) == []
 
 
 @pytest.mark.parametrize(
