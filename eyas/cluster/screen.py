@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
+from typing import IO, cast
 
 from rich.console import Console
 
@@ -48,7 +49,8 @@ class ClusterScreen:
     def __init__(self, *, quiet: bool, json: bool = False) -> None:
         self._quiet = quiet
         self._json = json
-        self._console = Console(stderr=True, soft_wrap=True, highlight=False)
+        self._file = eyas_logging.LossyFile(sys.stderr)
+        self._console = Console(file=cast(IO[str], self._file), soft_wrap=True, highlight=False)
         self._status = self._console.status("")
         self._began = False
 
@@ -56,18 +58,16 @@ class ClusterScreen:
         """Prints one line of a process's log. Any thread may call it."""
         if self._quiet:
             return
-        with contextlib.suppress(OSError):
-            if self._json:
-                sys.stderr.write(eyas_logging.as_record(name, line) + "\n")  # whole: threads share it
-            else:
-                self._console.print(f"[{name}] {line}", markup=False)
+        if self._json:
+            self._file.write(eyas_logging.as_record(name, line) + "\n")  # whole: threads share it
+        else:
+            self._console.print(f"[{name}] {line}", markup=False)
 
     def _say(self, line: str) -> None:
-        with contextlib.suppress(OSError):
-            if self._json:
-                eyas_logging.announce(line)
-            else:
-                self._console.print(line, markup=False)
+        if self._json:
+            eyas_logging.announce(line)
+        else:
+            self._console.print(line, markup=False)
 
     def progress(self, silent: list[str], waited_s: float) -> None:
         """Shows how far the start is: the processes that are not ready yet."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import io
 import json
 import logging
 import os
@@ -65,7 +66,7 @@ def setup(process: str, format: str = "text", level: str = "info", *, reads_text
     `level`: one of `LEVELS`; for other packages' lines at least info. `reads_text`: it sees prompts and
     answers as text.
     """
-    handler = LogWriter()
+    handler = logging.StreamHandler(LossyFile(sys.stderr))
     formatter = JsonFormatter if format == "json" else TextFormatter
     handler.setFormatter(formatter(process, reads_text))
     least = logging.getLevelNamesMapping()[level.upper()]
@@ -77,21 +78,40 @@ def setup(process: str, format: str = "text", level: str = "info", *, reads_text
     sys.unraisablehook = lambda args: _uncaught(args.err_msg or "nothing could raise this", args.exc_value)
 
 
-class LogWriter(logging.StreamHandler[TextIO]):
-    """Writes lines to standard error. Those that a full disk, or the pipe of a reader that has stopped, does
-    not take are lost: they would end, or stop, the server.
+class LossyFile(io.TextIOBase):
+    """A file of lines for people, of which those are lost that a full disk, or the pipe of a reader that has
+    stopped, does not take: they would end, or stop, who writes them.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        with contextlib.suppress(OSError, AttributeError):  # some tests' standard error is no file
-            if stat.S_ISFIFO(os.fstat(self.stream.fileno()).st_mode):
-                os.set_blocking(self.stream.fileno(), False)
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        with contextlib.suppress(OSError):  # some tests' standard error is no file of the system
+            if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+                os.set_blocking(file.fileno(), False)
 
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Drops the line; tells of any error but one of writing."""
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handleError(record)
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """That of the file."""
+        return self._file.encoding
+
+    def isatty(self) -> bool:
+        """Whether the file is a terminal."""
+        return self._file.isatty()
+
+    def fileno(self) -> int:
+        """The file's number."""
+        return self._file.fileno()
+
+    def write(self, text: str) -> int:
+        """Writes the text, if that can be done now."""
+        with contextlib.suppress(OSError):
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Writes what the file has buffered, if that can be done now."""
+        with contextlib.suppress(OSError):
+            self._file.flush()
 
 
 def _uncaught(what: str, error: BaseException | None) -> None:
@@ -110,8 +130,7 @@ def announce(line: str, level: int = logging.INFO) -> None:
         logger = logging.getLogger("eyas")  # whatever its level
         logger.handle(logger.makeRecord(logger.name, level, __file__, 0, "%s", (line,), None))
     else:
-        with contextlib.suppress(OSError):
-            print(line, file=sys.stderr, flush=True)
+        print(line, file=LossyFile(sys.stderr), flush=True)
 
 
 def as_record(process: str, line: str) -> str:

@@ -84,17 +84,25 @@ def test_a_reader_of_logs_that_has_stopped_stops_nobody(format: str) -> None:
 class FullDisk(io.TextIOBase):
     """A file on a disk that is full."""
 
-    def write(self, _: str) -> int:
+    encoding = "utf-8"
+
+    def __init__(self) -> None:
+        self.longest = 0
+
+    def write(self, text: str) -> int:
+        self.longest = max(self.longest, len(text))
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize("json", [False, True])
 def test_a_cluster_goes_on_when_its_lines_are_lost(json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("stdout", "stderr"):
-        monkeypatch.setattr(sys, name, FullDisk())
+    monkeypatch.setattr(sys, "stdout", FullDisk())
+    monkeypatch.setattr(sys, "stderr", disk := FullDisk())
     screen = ClusterScreen(quiet=False, json=json)
     screen.progress(["decode-0"], 0.0)
-    screen.log("decode-0", "a line")
+    for _ in range(100):
+        screen.log("decode-0", "a line")
+    assert 0 < disk.longest < 200, "lines that are lost are kept"
     cluster: Any = SimpleNamespace(model="m", start_s=1.0, pids={"decode-0": 1}, url="u", grpc_address="g")
     screen.ready(cluster)
     screen.stopping(5.0)
