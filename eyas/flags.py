@@ -225,8 +225,9 @@ def _add_step_tokens(add: Callable[..., argparse.Action]) -> None:
         dest="mixed_tokens",
         type=whole,
         metavar="N",
-        help="tokens per step that computes prompts and also decodes; one prompt of more than 4,096 tokens "
-        f"has about half of them; 0: the chunked prefill size ({_either('mixed_tokens')})",
+        help="tokens per step that computes prompts and also decodes; prompts of more than 4,096 tokens have "
+        "a quarter of them, and more if others wait; 0: the chunked prefill size "
+        f"({_either('mixed_tokens')})",
     )
 
 
