@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from eyas.client.types import (
     ChatOptions,
@@ -22,6 +22,7 @@ from eyas.client.types import (
     PromptLogprobs,
     Timings,
     Tool,
+    ToolCall,
     ToolCallDelta,
     Usage,
     WeightsUpdated,
@@ -89,24 +90,28 @@ def chat_request(model: str, messages: Sequence[Message], options: ChatOptions) 
 
 
 def _message_to_pb(i: int, message: Message) -> eyas_pb2.ChatMessage:
-    role = message.get("role")
+    role, content, calls = message.get("role"), message.get("content"), message.get("tool_calls") or ()
     if role not in _ROLES:
-        field = f"messages[{i}].role"
-        raise InvalidRequest(f"{field} must be one of {', '.join(_ROLES)}, not {role!r:.40}", param=field)
-    if role != "assistant" and message.get("content") is None:
-        field = f"messages[{i}].content"
-        raise InvalidRequest(f"{field} is required", param=field)
-    calls = [
-        eyas_pb2.ToolCall(id=call.id, name=call.name, arguments=call.arguments)
-        for call in message.get("tool_calls") or ()
-    ]
+        _refuse(f"messages[{i}].role", f"must be one of {', '.join(_ROLES)}, not {role!r:.40}")
+    if role != "assistant" and content is None:
+        _refuse(f"messages[{i}].content", "is required")
+    if not isinstance(content, str | None):
+        _refuse(f"messages[{i}].content", f"must be text, not a {type(content).__name__}")
+    if not all(isinstance(call, ToolCall) for call in calls):
+        _refuse(f"messages[{i}].tool_calls", "must be a list of eyas.client.ToolCall")
     return eyas_pb2.ChatMessage(
         role=_ROLES[role],
-        content=message.get("content"),
+        content=content,
         reasoning=message.get("reasoning"),
-        tool_calls=calls,
+        tool_calls=[
+            eyas_pb2.ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in calls
+        ],
         tool_call_id=message.get("tool_call_id"),
     )
+
+
+def _refuse(field: str, reason: str) -> NoReturn:
+    raise InvalidRequest(f"{field} {reason}", param=field)
 
 
 def _own_to_pb(name: str, value: Any) -> Any:
@@ -121,6 +126,8 @@ def _own_to_pb(name: str, value: Any) -> Any:
 
 
 def _tool_to_pb(tool: Tool) -> eyas_pb2.Tool:
+    if not isinstance(tool, Tool):
+        _refuse("tools", "must be a list of eyas.client.Tool")
     parameters = None if tool.parameters is None else _text_of(tool.parameters)
     return eyas_pb2.Tool(
         name=tool.name, description=tool.description, parameters=parameters, strict=tool.strict

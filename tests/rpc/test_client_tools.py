@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from scripted_backend import ScriptedBackend
 from tool_models import WIDE, speaker, tokenizer_of
 
 from eyas.client import AsyncClient, Choice, Client, InvalidRequest, Tool, ToolCall, Usage
+from eyas.client.wire import chat_request
 from protos import eyas_pb2, eyas_pb2_grpc
 from tests.chat_templates import ASKED, TOOLS, called, result
 from tests.rpc.sdk_front import served
@@ -180,6 +182,26 @@ async def test_what_has_no_meaning_is_refused_by_name(more: dict[str, Any], para
     with pytest.raises(InvalidRequest) as refused:
         await ask(speaker("hermes", "Hi"), **more)
     assert refused.value.param == param
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+SHAPED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"content": [{"type": "text", "text": "Hi"}]}, {}, "messages[0].content must be text, not a list"),
+    (
+        {"role": "assistant", "tool_calls": [CALL]},
+        {},
+        "messages[0].tool_calls must be a list of eyas.client.ToolCall",
+    ),
+    ({}, {"tools": [{"type": "function", "function": {}}]}, "tools must be a list of eyas.client.Tool"),
+]
+
+
+@pytest.mark.parametrize(("message", "more", "reason"), SHAPED)
+def test_shapes_of_openais_sdk_are_refused_by_what_belongs_there(
+    message: dict[str, Any], more: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(reason)):
+        chat_request("m", [{"role": "user", "content": "Hi"} | message], more)  # type: ignore[list-item, arg-type]
 
 
 SAID = [
