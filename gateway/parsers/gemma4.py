@@ -1,8 +1,9 @@
 """Calls as Gemma 4 writes them: `<|tool_call>call:f{a:1,b:<|"|>x<|"|>}<tool_call|>`.
 
 Keys stand bare, text between marks of its own, everything else as in JSON. This file writes the arguments as
-JSON. The model bends this: text without its first mark (`{a:Bonn, Rhine<|"|>}`), round brackets around all
-arguments (`f(a=1)`) and a comma behind the last one are read, too.
+JSON. The model bends this: text without its first mark (`{a:Bonn, Rhine<|"|>}`), marks for the quotes in a
+text, Python's quotes around a word, round brackets around all arguments (`f(a=1)`) and a comma behind the
+last one are read, too.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from gateway.parsers.calls import (
 )
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.parameters import OTHER_NAMES, constraint, kinds_of, standing, unheld
-from gateway.parsers.pythonic import in_order
+from gateway.parsers.pythonic import in_order, literal
 from gateway.parsers.reasoning import ReasoningTags
 from gateway.parsers.source import CutShort, MalformedOutput, ParsedText, Sink, Wait
 
@@ -41,21 +42,33 @@ _CALL = "call:"
 _KEY = re.compile(r"[^\s:,{}\[\]\"<>]+")
 
 
+_CLOSING = r"[\s)}\]]*"
+_LAST = rf"{_CLOSING}(?:{re.escape(END)}|{re.escape(BEGIN)}|\Z)"
+_OTHER = rf"{_CLOSING},\s*(?:[{{}}\[\])\"]|[^\s:=,(){{}}\[\]\"<>]+\s*"
+
+
 @dataclass(frozen=True)
 class _Brackets:
-    """What stands around arguments, their bare keys and values, and between these."""
+    """What stands around arguments, their bare keys and values, and between these; `after`: what shows that a
+    text is over.
+    """
 
     begin: str
     end: str
     key: re.Pattern[str]
     word: re.Pattern[str]
     is_next: tuple[str, ...]
+    after: re.Pattern[str]
 
 
-_CURLY = _Brackets("{", "}", _KEY, re.compile(r"[^\s,{}\[\]\"<>]+"), (":",))
+_WORD = re.compile(r"[^\s,{}\[\]\"<>]+")
+_CURLY = _Brackets("{", "}", _KEY, _WORD, (":",), re.compile(f"{_LAST}|{_OTHER}:)"))
+_SQUARE = _Brackets("[", "]", _KEY, _WORD, (), re.compile(rf"{_LAST}|\s*,|{_OTHER}:)"))
 _ROUND = _Brackets(
-    "(", ")", re.compile(r"[^\s:=,(){}\[\]\"<>]+"), re.compile(r"[^\s,(){}\[\]\"<>]+"), (":", "=")
+    *("(", ")", re.compile(r"[^\s:=,(){}\[\]\"<>]+"), re.compile(r"[^\s,(){}\[\]\"<>]+"), (":", "=")),
+    re.compile(f"{_LAST}|{_OTHER}[:=])"),
 )
+_MOST_AFTER = 80  # characters that are looked at to tell whether a text is over
 _WORDS = {"None": "null", "True": "true", "False": "false"}
 _MOST_DEPTH = 100
 _SAYS_NOTHING = frozenset(("type", "title", "description", "default", "examples"))
@@ -120,7 +133,7 @@ def _array(source: ParsedText, sink: Sink, depth: int) -> Wait[None]:
             yield from source.expect(",")
         sink(separator)
         separator = ", "
-        yield from _value(source, sink, depth + 1, _CURLY)
+        yield from _value(source, sink, depth + 1, _SQUARE)
         yield from source.space()
     sink("]")
 
@@ -135,7 +148,7 @@ def _value(source: ParsedText, sink: Sink, depth: int, around: _Brackets) -> Wai
     elif first == "[":
         yield from _array(source, sink, depth)
     elif first in ('"', "<"):
-        yield from _text(source, sink)
+        yield from _text(source, sink, around)
     else:
         yield from _bare(source, sink, around)
 
@@ -144,8 +157,7 @@ def _bare(source: ParsedText, sink: Sink, around: _Brackets) -> Wait[None]:
     """Reads a number or a word of JSON's or Python's, or else text without its first mark."""
     word = yield from source.run(around.word)
     gap = yield from source.space()
-    said = _WORDS.get(word, word)
-    if (yield from source.peek()) in (",", "]", around.end) and _is_json(said):
+    if (yield from source.peek()) in (",", around.end) and (said := _as_json(word)):
         sink(said)
         return
     parts = [word, gap]
@@ -155,24 +167,36 @@ def _bare(source: ParsedText, sink: Sink, around: _Brackets) -> Wait[None]:
     sink(quoted("".join(parts)))
 
 
-def _is_json(word: str) -> bool:
+def _as_json(word: str) -> str:
+    """The word as JSON, where it is that or Python; "": it is neither."""
+    said = _WORDS.get(word, word)
     try:
-        json.loads(word)
-    except ValueError:
-        return False
-    return True
+        if word.startswith("'"):
+            return quoted(literal(word))
+        json.loads(said)
+    except (ValueError, MalformedOutput):
+        return ""
+    return said
 
 
-def _text(source: ParsedText, sink: Sink) -> Wait[None]:
-    """Reads text between its marks, or as JSON has it."""
+def _text(source: ParsedText, sink: Sink, around: _Brackets | None = None) -> Wait[None]:
+    """Reads text between its marks, or as JSON has it. `around`: what it is a value in; None: it is a key."""
     if (yield from source.peek()) == '"':
         yield from source.json(sink)
         return
     yield from source.expect(QUOTE)
     parts: list[str] = []
-    if not (yield from source.upto((QUOTE,), parts.append)):
-        raise CutShort
-    sink(quoted("".join(parts)))
+    markers: tuple[str, ...] = (QUOTE,)
+    while marker := (yield from source.upto(markers, parts.append)):
+        if marker != QUOTE:
+            source.back(marker)
+            raise MalformedOutput
+        if around is None or (yield from source.looks(around.after, _MOST_AFTER)):
+            sink(quoted("".join(parts)))
+            return
+        parts.append('"')
+        markers = MARKERS
+    raise CutShort
 
 
 def grammar(tools: Schemas, mark: Mark, many: bool) -> Format:

@@ -158,6 +158,12 @@ class ParsedText:
                 return True
             yield
 
+    def looks(self, pattern: re.Pattern[str], most: int) -> Wait[bool]:
+        """Whether the next `most` characters, or all there are, begin with a match. Reads nothing."""
+        while len(self._text) - self._at < most and not self.ended:
+            yield
+        return pattern.match(self._text, self._at, self._at + most) is not None
+
     def whole_json(self) -> Wait[str]:
         """Reads a JSON object, array or string as it is written, with line breaks in its strings or without.
         "": none comes, and nothing is read.

@@ -253,6 +253,18 @@ BENT: list[tuple[str, str, list[Event]]] = [
         f"<|tool_call>call:g{{b:x}}<tool_call|>{TWO_CALLS['gemma4']}",
         [*told("call:g{b:x}"), *calls(F, G)],
     ),
+    (
+        "gemma4",
+        f"<|tool_call>call:h{{b:{Q}d({Q}{Q}{Q}[x{Q}, y{Q}]{Q}{Q}).z{Q},c:[{Q}v{Q},{Q}w{Q}]}}<tool_call|>",
+        calls(("h", r'{"b": "d(\"\"\"[x\", y\"]\"\").z", "c": ["v", "w"]}')),
+    ),
+    ("gemma4", f"<|tool_call>call:g(b={Q}f({Q}x{Q}){Q}, c=1)", calls(("g", r'{"b": "f(\"x\")", "c": 1}'))),
+    ("gemma4", "<|tool_call>call:h{b:['x', 'y']}<tool_call|>", calls(("h", '{"b": ["x", "y"]}'))),
+    (
+        "gemma4",
+        f"<|tool_call>call:g{{b:{Q}x{Q}y}}<tool_call|>{TWO_CALLS['gemma4']}",
+        [*told("call:g{b: x y}"), *calls(F, G)],
+    ),
     ("gemma4", "<|tool_call>call:f(a=1}<tool_call|>.", told("call:f(a=1}.")),
     ("gemma4", "<|tool_call>call:f{a::1}<tool_call|>", told("call:f{a::1}")),
     (
