@@ -130,7 +130,7 @@ from eyas.engine.kernels.launch.compile_ahead import NoDevice, record
 from eyas.engine.loading import recipe
 
 driver.set_active(NoDevice(90))
-asked = {"max_running": 4, "chunk_tokens": 300, "cuda_graph_bs": (1,), "mixed_tokens": 0, "max_loras": 2}
+asked = {"max_running": 4, "chunk_tokens": 1100, "cuda_graph_bs": (1,), "mixed_tokens": 0, "max_loras": 2}
 asked |= {"model": sys.argv[1], "draft": None, "prefill_attention_backend": "triton"}
 launches = partial(recipe.launches, resolve_engine("cuda", **asked))
 usual = recipe._shapes
@@ -140,6 +140,7 @@ def launched(shapes):
     return {(variant.args[0].__name__, variant.args[1]) for variant in record(launches)}
 
 sizes = [(batch, rows) for batch in (0, 3) for rows in (2, 7, 13, 20, 40, 90, 120, 200)]
+sizes += [(0, 300), (0, 700)]
 steps = [StepShape(batch, 1, rows, 4, 1, adapted=own) for batch, rows in sizes for own in (False, True)]
 needed, warm = launched(lambda _: steps), launched(usual)
 recipe.NARROW_ROWS = ()
@@ -299,9 +300,7 @@ def test_packed_weights_have_kernels_of_their_own(
     assert not found & {"product_kernel", "_by_depth"}
 
 
-def test_few_rows_of_prompts_have_their_kernels_where_steps_have_no_graph(
-    tmp_path: Path, cache: Path
-) -> None:
+def test_rows_of_prompts_have_their_kernels_where_steps_have_no_graph(tmp_path: Path, cache: Path) -> None:
     """With adapters and without. If the recipe has no such rows, products are compiled in mid-service."""
     model = write_tiny_llama(tmp_path / "model", hidden=128, heads=2, tied=False)
     late, without = _told(NARROW, str(model))

@@ -105,9 +105,8 @@ def _failure(folder: Path, error: Exception) -> WireFailure:
 
 
 def _greet(pipe: Connection, known: tuple[AdapterReader, AdapterSites]) -> None:
-    with contextlib.suppress(
-        OSError, TypeError
-    ):  # it has ended, or its pipe is closed: who reads next sees it
+    """Ends early where the process has ended, or the pipe is closed: who reads next sees that."""
+    with contextlib.suppress(OSError, TypeError):
         _send(pipe, known)
 
 

@@ -150,21 +150,25 @@ def _without_graphs(loaded: EngineSpec) -> Iterator[StepShape]:
             yield StepShape(batch, width, few, -(-few // buckets.tile_rows), 1, singles)
             if singles:
                 yield StepShape(0, width, singles=batch)
-        for rows in (*NARROW_ROWS, *wide_rows(loaded.target, loaded.config.chunk_tokens)):
+        for rows in (*NARROW_ROWS, *wide_rows(loaded.target, loaded.config)):
             yield StepShape(0, width, rows, -(-rows // buckets.tile_rows), 1)
 
 
-def wide_rows(decoder: ModelConfig, most: int) -> Iterator[int]:
-    """Rows of prompts: the fewest of a wide step; in FP8 of a narrow one too; where tiles are chosen by rows,
-    a fourth more each time, up to `most`.
+def wide_rows(decoder: ModelConfig, config: EngineConfig) -> Iterator[int]:
+    """Rows of prompts: the fewest of a wide step; in FP8 of a narrow one too; up to a chunk, a fourth more
+    each time where tiles are chosen by rows, and twice as many where rows are put in order by their adapters.
     """
-    rows = MAX_ROWS + 1
+    rows, most = MAX_ROWS + 1, config.chunk_tokens
     yield rows
     in_fp8 = isinstance(decoder.quantized, Fp8Config)
     if in_fp8:
         yield 2 * MOST_ROWS  # a bucket of tiles that `few` does not take
     if in_fp8 or decoder.experts:
         while (rows := rows + rows // 4) < most:
+            yield rows
+    if config.max_loras and not config.deterministic:
+        rows = 2 * MAX_ROWS
+        while (rows := 2 * rows) < most:
             yield rows
 
 
