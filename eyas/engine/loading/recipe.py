@@ -243,8 +243,9 @@ def draft_launches(config: EngineConfig) -> None:
     for batch in sorted({*batch_sizes(config), *default_batches(config.max_running)}):
         layout = BatchLayout(batch, state.proposer.path_rows)
         memory = BatchMemory.of(layout, state.width, state.device)
-        results = torch.empty(batch, state.result_words, dtype=torch.int32, device=state.device)
-        BatchProgram(state, layout, memory, results).run()
+        for words in (1, state.result_words):
+            results = torch.empty(batch, words, dtype=torch.int32, device=state.device)
+            BatchProgram(state, layout, memory, results).run()
         if may_mail(config.speculation):
             slots, stop = (torch.empty(n, dtype=torch.int32, device=state.device) for n in (batch, 1))
             MailProgram(state, slots, mail_wait(state, mail_place(config.speculation), stop)).run()
