@@ -62,6 +62,7 @@ class TritonKernel:
         key = (device, *known, *named.items())
         variant = self._variants.get(key)
         if variant is None:
+            name_on_disk(self._function)
             rest = self._rest(len(args), named)
             compiled = self._function[grid](*args, **named)
             if compiled is not None:  # else it was recorded, to be compiled
@@ -80,6 +81,22 @@ class TritonKernel:
             if param.name in named and not param.is_constexpr:
                 raise TypeError(f"{param.name} is no constant: give it by position")
         return tuple(named.get(param.name, param.default) for param in params[given:])
+
+
+def name_on_disk(function: JITFunction[Any], callers: tuple[JITFunction[Any], ...] = ()) -> str:
+    """The name of a function in Triton's cache on disk, by all constants that it reads, through others too.
+
+    By itself Triton takes those of functions that were named before, and leaves the others' out. A name would
+    depend on what else was launched before, and a start would compile what another process has compiled
+    ahead. So the functions that this one calls are named first, but those of `callers`, which wait for it.
+    """
+    if function.hash is None:
+        waiting = (*callers, function)
+        for name in function.fn.__code__.co_names:
+            called = function.fn.__globals__.get(name)
+            if isinstance(called, JITFunction) and called not in waiting:
+                name_on_disk(called, waiting)
+    return function.cache_key
 
 
 def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
