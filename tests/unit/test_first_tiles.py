@@ -59,8 +59,9 @@ def config_of(folder: Path, **changes: Any) -> EngineConfig:
 
 
 def written(folder: Path, **changes: Any) -> Path:
-    write_model(NARROW, folder)
-    told = json.loads((folder / "config.json").read_text()) | changes
+    """A model's folder, whose tokenizer has few entries: to invent 128,256 takes most of a second."""
+    write_model(replace(NARROW, vocab=1024), folder)
+    told = json.loads((folder / "config.json").read_text()) | {"vocab_size": NARROW.vocab} | changes
     (folder / "config.json").write_text(json.dumps(told))
     return folder
 

@@ -14,10 +14,20 @@ from eyas.engine.kernels.experts.group import GroupedChoices, OrderSizes, group
 from eyas.engine.kernels.experts.route import ChosenExperts, Router
 from eyas.engine.kernels.products.skinny import MAX_ROWS, ProductLaunch, SkinnyInput
 from eyas.engine.layers import routing
+from tests.unit.crossed import crossed
 from tests.unit.router_kinds import EPS, HIDDEN, SIGMOID, SOFTMAX
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PDL = torch.cuda.is_available() and not triton.knobs.runtime.interpret
+SPECS = {"softmax": SOFTMAX, "sigmoid": SIGMOID}
+SIZES = ((9, 0), (11, 8), (16, 2), (19, 8), (32, 2))  # rows, and how many of them a block has
+CROSSED = crossed(
+    SPECS,
+    SIZES,
+    [False, True],
+    quick=lambda kind, size, uniform: (kind == "softmax") == (uniform == (SIZES.index(size) % 2 == 0)),
+)
+"""Each pair of values is in a quick one."""
 
 
 def router_of(spec: ExpertsSpec, shared: bool) -> Router:
@@ -67,12 +77,11 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("spec", [SOFTMAX, SIGMOID], ids=["softmax", "sigmoid"])
-@pytest.mark.parametrize(("rows", "height"), [(9, 0), (11, 8), (16, 2), (19, 8), (32, 2)])
-@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize(("kind", "size", "uniform"), CROSSED)
 def test_rows_are_taken_to_their_experts(
-    spec: ExpertsSpec, rows: int, height: int, uniform: bool, monkeypatch: pytest.MonkeyPatch
+    kind: str, size: tuple[int, int], uniform: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    spec, (rows, height) = SPECS[kind], size
     if rows in (16, 19):  # as many programs as they cannot be at once: each has more rows
         monkeypatch.setattr(route_rows, "_AT_ONCE", 0)
     shared, launch = spec.per_row == 3, ProductLaunch.on(DEVICE, pdl=PDL)
