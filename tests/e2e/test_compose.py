@@ -216,6 +216,13 @@ def test_the_model_is_named_once(services: Services) -> None:
         assert '${EYAS_MODEL:+--model "$EYAS_MODEL"} $EYAS_FLAGS' in services[name]["entrypoint"][2], name
 
 
+def test_every_variable_is_in_the_table_of_the_readme() -> None:
+    table = re.findall(r"^\| (`EYAS.*?) \|", (ROOT / "docker" / "README.md").read_text(), re.MULTILINE)
+    files = (ROOT / "docker").glob("*.yaml")
+    used = {name for file in files for name in re.findall(r"(?<!\$)\$\{(\w+)", file.read_text())}
+    assert used == set(re.findall(r"`(\w+)`", " ".join(table)))
+
+
 @pytest.mark.parametrize("over", ["secure.yaml", "podman.yaml", "gpu.yaml"])
 def test_a_file_over_it_names_services_that_are_there(over: str, services: Services) -> None:
     assert described(over).keys() <= services.keys()
