@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
-from typing import IO, cast
+from typing import TextIO, cast
 
 from rich.console import Console
 
@@ -49,8 +49,9 @@ class ClusterScreen:
     def __init__(self, *, quiet: bool, json: bool = False) -> None:
         self._quiet = quiet
         self._json = json
-        self._file = eyas_logging.LossyFile(sys.stderr)
-        self._console = Console(file=cast(IO[str], self._file), soft_wrap=True, highlight=False)
+        # What is quiet is a tool, whose results must wait for a reader: its output is often the same pipe.
+        self._file = sys.stderr if quiet else cast(TextIO, eyas_logging.LossyFile(sys.stderr))
+        self._console = Console(file=self._file, soft_wrap=True, highlight=False)
         self._status = self._console.status("")
         self._began = False
 
