@@ -128,13 +128,13 @@ def _upto_end(
     source: ParsedText, sink: Sink, written: ParameterFormat, others: tuple[str, ...] = ()
 ) -> Wait[None]:
     """Reads a value up to its tag, to one of `others`, or to the end of the call if all ends with that."""
-    first = written.over[0]
-    while tag := (yield from source.upto((written.end, *(others or (first,))), sink)):
+    over = written.over
+    while tag := (yield from source.upto((written.end, *(others or over)), sink)):
         if tag in others:
             source.back(tag)
             return
-        if tag == first:
-            tag += yield from _sections(source, written.over[1:])
+        if tag in over:
+            tag += yield from _sections(source, over[over.index(tag) + 1 :])
             if not (yield from source.peek()):
                 source.back(tag)
                 return

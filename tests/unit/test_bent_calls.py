@@ -278,6 +278,7 @@ BENT: list[tuple[str, str, list[Event]]] = [
     ("glm45", "<tool_call>g\n<arg_key>b</arg_key>\n<arg_value>x</tool_call>", calls(G)),
     ("minimax_m2", f'{INVOKE}f">\n<parameter name="a">1</invoke>\n</minimax:tool_call>', calls(F)),
     ("qwen3_coder", f"{FUNCTION}g>\n<parameter=b>\nx\n</function>\n</tool_call>\n", calls(G)),
+    ("qwen3_coder", f"{FUNCTION}g>\n<parameter=b>\nx\n</tool_call>", calls(G)),
     ("qwen3_coder", f"{FUNCTION}f\n<parameter=a\n1\n</parameter>\n</function>\n</tool_call>", calls(F)),
     (
         "qwen3_coder",
