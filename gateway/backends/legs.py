@@ -24,7 +24,7 @@ from gateway.routing.ledger import LegLoad, UnderWay
 
 _log = logging.getLogger("eyas.gateway")
 
-LAST_WORDS_S = 0.1
+LAST_WORDS_S = 0.5
 """How long a Prefill call whose request is over is still read. A prompt that was done when its caller left
 has no stream that could be cancelled, and its handles are on their way."""
 
