@@ -12,7 +12,7 @@ from eyas.engine.checkpoint.fp8 import RowRounding
 from eyas.engine.kernels.experts import grouped
 from eyas.engine.kernels.experts.group import group
 from eyas.engine.kernels.experts.grouped_task import GateActivation, shape_of
-from eyas.engine.kernels.experts.grouped_tiles import GroupedTile, tile_for
+from eyas.engine.kernels.experts.grouped_tiles import GroupedTile, steps_together, tile_for
 from eyas.engine.kernels.products.blocks import StoredWeight, quantise
 from tests.unit.crossed import crossed
 from tests.unit.grouped_products import (
@@ -76,6 +76,30 @@ def test_each_row_meets_its_own_experts(rows: int, kind: str) -> None:
     assert error < (2e-6 if kind == "float32" else 1e-2 if COMPILED else 5e-3)
     with pytest.raises(AssertionError):  # a choice that goes to its neighbour's expert
         close(found[0], computed(x, experts.flip(1), weights)[0], kind)
+
+
+def test_steps_whose_weights_are_asked_for_together_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, tile = 768, GroupedTile(16, 128, 128, warps=4, stages=5)
+    x, experts = random(17, hidden, seed=3), experts_of(17)
+    weight = in_kind(random(EXPERTS, 2 * WIDTH, hidden, seed=1) / hidden**0.5, "blocks")
+    shape = shape_of(weight, GateActivation())
+    shared = products(tile, (weight, GateActivation(), experts.numel()))
+    assert steps_together(shape, tile) == 2 and steps_together(replace(shape, k=hidden + 128), tile) == 1
+    order = shared.group(experts, (weight, weight))
+
+    def gated() -> torch.Tensor:
+        made = shared.gate_up(x.to(DEVICE), weight, order, PER_ROW, GateActivation())
+        assert isinstance(made, torch.Tensor)
+        return made
+
+    both = gated()
+    with monkeypatch.context() as patched:
+        patched.setattr(grouped, "steps_together", lambda *_: 1)
+        assert torch.equal(gated(), both)
+    scales = weight.scales
+    assert scales is not None
+    scales[:, :, 1] *= 2  # of the second of two steps
+    assert not torch.equal(gated(), both)
 
 
 @pytest.mark.parametrize(

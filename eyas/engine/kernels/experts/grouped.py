@@ -33,10 +33,12 @@ from eyas.engine.kernels.experts.grouped_tiles import (
     exact_tile_for,
     lines_ahead,
     programs,
+    steps_together,
     stretches_of,
     tile_for,
     tile_over,
 )
+from eyas.engine.kernels.launch.sizes import cdiv
 from eyas.engine.kernels.products import single
 from eyas.engine.kernels.products.blocks import Rows, StoredWeight, count_of, squares_of
 from eyas.engine.kernels.products.skinny import ProductLaunch
@@ -179,6 +181,7 @@ def _start(task: GroupedTask, launch: ProductLaunch) -> None:
     """Computes `task.out`, weight rows on the matrix unit's long side."""
     shape, tile, walk, pdl = task.shape, task.tile, task.walk, launch.pdl
     squares, parts, eps = squares_of(task.read)
+    together = steps_together(shape, tile)
     product_kernel[(min(task.most * task.tiles, programs(tile, shape)), tile.split)](
         *(*task.rows, squares, task.described, task.stored, task.scales, task.bias, *task.made, *task.order),
         *(launch.partials, launch.tickets, task.choices, task.most, eps),
@@ -190,8 +193,9 @@ def _start(task: GroupedTask, launch: ProductLaunch) -> None:
         PDL=pdl,
         LINES=lines_ahead(shape, tile) if pdl and (walk.grouped is None or walk.scatter) else 0,
         EXPERTS=shape.experts,
+        TOGETHER=together,
         num_warps=tile.warps,
-        num_stages=tile.stages,
+        num_stages=cdiv(tile.stages, together),
         launch_pdl=pdl,
         **({"enable_fp_fusion": False} if launch.exact else {}),
     )

@@ -27,6 +27,7 @@ def product_kernel(
     PER_ROW: tl.constexpr, SCATTER: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
     CLAMPED: tl.constexpr, BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, POWERS: tl.constexpr,
     MADE: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr, LINES: tl.constexpr, EXPERTS: tl.constexpr,
+    TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """One tile after the other; blocks that are absent cost nothing. Without an order `blocks` are the
     experts of one row, a block each. `squares`, of a dense product: `blocks.RowSquares`.
@@ -50,7 +51,7 @@ def product_kernel(
         _one_tile(
             x, x_scales, squares, weights, scales, bias, out, out_scales, order, blocks, partials,
             tickets, choices, most, eps, cell, count, N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, FOLDS,
-            GROUP, PER_ROW, SCATTER, GATED, GELU, CLAMPED, BLOCKS, CHANNELS, POWERS, MADE, PARTS,
+            GROUP, PER_ROW, SCATTER, GATED, GELU, CLAMPED, BLOCKS, CHANNELS, POWERS, MADE, PARTS, TOGETHER,
         )  # fmt: skip
 
 
@@ -93,7 +94,7 @@ def _one_tile(
     DEPTH: tl.constexpr, SPLIT: tl.constexpr, FOLDS: tl.constexpr, GROUP: tl.constexpr,
     PER_ROW: tl.constexpr, SCATTER: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
     CLAMPED: tl.constexpr, BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, POWERS: tl.constexpr,
-    MADE: tl.constexpr, PARTS: tl.constexpr,
+    MADE: tl.constexpr, PARTS: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """COLUMNS of the result of one block of rows, or a part of its k."""
     block, tile = where(cell, count, (OUTPUTS + COLUMNS - 1) // COLUMNS, GROUP)
@@ -102,7 +103,7 @@ def _one_tile(
     first = tile * COLUMNS
     a, b = _folded(
         x, x_scales, weights, scales, source, expert, first,
-        N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, FOLDS, GATED, BLOCKS, CHANNELS,
+        N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, FOLDS, GATED, BLOCKS, CHANNELS, TOGETHER,
     )  # fmt: skip
     last = True
     if SPLIT > 1:
@@ -176,18 +177,18 @@ def _folded(
     x, x_scales, weights, scales, source, expert, first,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, SPLIT: tl.constexpr, FOLDS: tl.constexpr, GATED: tl.constexpr,
-    BLOCKS: tl.constexpr, CHANNELS: tl.constexpr,
+    BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """This program's part of weight . rows^T: FOLDS stretches of k, each on its own, then their sum."""
     stretch = tl.program_id(1) * FOLDS
     a, b = _stretch(
         x, x_scales, weights, scales, source, expert, first, stretch,
-        N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT * FOLDS, GATED, BLOCKS, CHANNELS,
+        N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT * FOLDS, GATED, BLOCKS, CHANNELS, TOGETHER,
     )  # fmt: skip
     for other in tl.static_range(1, FOLDS):
         more_a, more_b = _stretch(
             x, x_scales, weights, scales, source, expert, first, stretch + other,
-            N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT * FOLDS, GATED, BLOCKS, CHANNELS,
+            N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT * FOLDS, GATED, BLOCKS, CHANNELS, TOGETHER,
         )  # fmt: skip
         a += more_a
         b += more_b
@@ -199,7 +200,7 @@ def _stretch(
     x, x_scales, weights, scales, source, expert, first, stretch,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, STRETCHES: tl.constexpr, GATED: tl.constexpr, BLOCKS: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    CHANNELS: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """A stretch of k of weight . rows^T, float32 [COLUMNS, ROWS]; gated, of both halves' columns."""
     part: tl.constexpr = K // STRETCHES if STRETCHES > 1 else K
@@ -221,11 +222,12 @@ def _stretch(
                 K, OUTPUTS, DEPTH, GATED, BLOCKS, CHANNELS,
             )  # fmt: skip
     else:
-        for at in range(start, start + part, DEPTH):
-            a, b = _step(
-                a, b, x, x_scales, weights, scales, source, row, at, whole,
-                K, OUTPUTS, DEPTH, GATED, BLOCKS, CHANNELS,
-            )  # fmt: skip
+        for at in range(start, start + part, TOGETHER * DEPTH):
+            for step in tl.static_range(TOGETHER):
+                a, b = _step(
+                    a, b, x, x_scales, weights, scales, source, row, at + step * DEPTH, whole,
+                    K, OUTPUTS, DEPTH, GATED, BLOCKS, CHANNELS,
+                )  # fmt: skip
     return a, b
 
 
