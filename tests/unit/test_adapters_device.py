@@ -24,7 +24,7 @@ from tests.unit.device_engines import SIZES, write_head
 from tests.unit.device_ranks_rig import interpreted_follower
 from tests.unit.tiny_deepseek import FEW, V3, write_tiny_nextn_deepseek
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow, pytest.mark.timeout(400)]
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 SEEDED = SamplingParams(temperature=0.8, seed=5, max_tokens=4, ignore_eos=True)
@@ -132,7 +132,6 @@ def test_answers_that_take_turns_are_those_of_plain_torch(
     assert _answers(_on_device(plain, max_loras=1, draft=head, speculation=CHAIN)) == expected
 
 
-@pytest.mark.timeout(400)
 def test_two_ranks_share_an_adapter(plain: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has the rows of its heads and its part of the inner columns, of both factors."""
     monkeypatch.setattr(follower, "main", interpreted_follower)
