@@ -208,7 +208,7 @@ class SlotTable:
         fresh = [work for work in works if work.round and work.seq.mailed and not work.seq.answered]
         known = [self.occupant(work).mailed_steps for work in fresh if not self._is_new(work)]
         begun = sum(0 < steps <= FIRST_ROUNDS for steps in known)
-        return max(polls * begun // len(works), 1)
+        return max(polls * begun // len(works), 1) if begun else 1
 
     def _expect(self, work: SequenceWork, occupant: SlotOccupant, writes: TableWrites) -> None:
         """What recent answers say of a sequence has changed."""
