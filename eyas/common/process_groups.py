@@ -15,6 +15,8 @@ from typing import Any
 from eyas.common.machine.processes import with_variable
 
 NAP_S, LOOK_S = 0.001, 0.1
+LEAST_S = 1.0
+"""For the others to join where rank 0 has listened only at the end of the time."""
 BROADCAST_S = 120.0
 """For a tensor that a group's rank 0 broadcasts to come."""
 UNWATCHED = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"
@@ -24,9 +26,9 @@ a peer dies.
 
 
 class MetGroup:
-    """A group, once all have joined. Raises RuntimeError if rank 0 does not listen within `wait_s`, or others
-    do not join as long after, or for a name that this process has already. `on_device`: it carries tensors of
-    GPUs, else of the CPU. Torch is imported when a group is made: a gateway has none.
+    """A group, once all have joined. Raises RuntimeError if they do not within `wait_s`, or for a name that
+    this process has already. `on_device`: it carries tensors of GPUs, else of the CPU. Torch is imported when
+    a group is made: a gateway has none.
     """
 
     def __init__(self, name: str, address: str, rank: int, size: int, backend: str, wait_s: float) -> None:
@@ -34,17 +36,19 @@ class MetGroup:
         from torch.distributed import distributed_c10d
 
         inside: Any = distributed_c10d  # no public call makes a group of other processes than the first's
-        timeout, broadcast = (datetime.timedelta(seconds=seconds) for seconds in (wait_s, BROADCAST_S))
+        deadline = time.monotonic() + wait_s
         if rank:
             _wait_for_listener(address, wait_s)
+        timeout = datetime.timedelta(seconds=max(deadline - time.monotonic(), LEAST_S))
         meeting = next(inside.rendezvous(f"tcp://{address}", rank, size, timeout=timeout))
         store = dist.PrefixStore(name, meeting[0])
         store.set_timeout(timeout)
         with with_variable(*UNWATCHED):
             made, _ = inside._new_process_group_helper(
-                size, rank, [], backend, store, group_name=name, timeout=broadcast
+                size, rank, [], backend, store, group_name=name, timeout=timeout
             )
         inside._world.pg_group_ranks[made] = {i: i for i in range(size)}
+        inside._set_pg_timeout(datetime.timedelta(seconds=BROADCAST_S), made)
         self._group: Any = made
         self.on_device = backend == "nccl"
 

@@ -20,6 +20,7 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import save
+from torch.distributed import TCPStore
 
 from eyas.client.weights import device_buffers
 from eyas.common import process_groups
@@ -81,6 +82,15 @@ def test_an_address_where_nobody_listens_is_named_in_time() -> None:
     with pytest.raises(InvalidRequest, match="nobody listens there for 0.5 s: .*refused") as refused:
         sources.join(JoinGroup("weights", f"127.0.0.1:{port}", 1, 2, "gloo", 0.5))
     assert refused.value.param == "master_address" and 0.4 < time.monotonic() - began < 5.0
+
+
+def test_a_group_whose_others_do_not_come_ends_in_time() -> None:
+    """Rank 0 listens, rank 2 does not come; broadcasts have more time."""
+    sources, port, began = WeightSources("cpu"), next(free_ports()), time.monotonic()
+    listening = TCPStore("127.0.0.1", port, 3, is_master=True, wait_for_workers=False)
+    with pytest.raises(InvalidRequest, match="did not meet"):
+        sources.join(JoinGroup("weights", f"127.0.0.1:{listening.port}", 1, 3, "gloo", 2.0))
+    assert 1.5 < time.monotonic() - began < 15.0
 
 
 def leaves_early(port: int) -> None:
