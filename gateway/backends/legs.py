@@ -26,7 +26,8 @@ _log = logging.getLogger("eyas.gateway")
 
 LAST_WORDS_S = 0.5
 """How long a Prefill call whose request is over is still read. A prompt that was done when its caller left
-has no stream that could be cancelled, and its handles are on their way."""
+has no stream that could be cancelled, and its handles are on their way. More would compute prompts longer for
+nobody; with less, more handles come too late."""
 
 
 class LegDraining(msgspec.Struct, frozen=True):

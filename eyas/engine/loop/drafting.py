@@ -102,12 +102,12 @@ class DraftCoordinator:
 
     def beginning(self, works: SequenceOf[SequenceWork]) -> bool:
         """Prompts of a step that is about to be launched: a drafter far away is to hear of those that end
-        there, if devices post their rows and rounds. So it can draft as soon as the step is over. True: of
-        some it is.
+        there, if devices post their rows and rounds. So it can draft as soon as the step is over. True: there
+        are such prompts.
         """
-        began = False
         if self.drafter is None or self.drafter.local_kv or self.plain:
-            return began
+            return False
+        began = False
         for work in works:
             seq, rows = work.seq, min(len(work.tokens), FIRST_ROWS)
             generation = seq.generation

@@ -316,9 +316,9 @@ class PostedCommits:
     def pass_on(self) -> bool:
         """The sequences get the commits that have come, if any; while it is busy, waits a little for them.
 
-        What a step has posted for some sequences it posts for the others in the same moment, but ends of
-        prompts behind rounds. So it looks again until nothing more has come, or all have: they are drafted
-        for together.
+        A step posts for all its sequences in the same moment; only ends of prompts come after rounds. So it
+        looks again until nothing more has come, or all have, and while most begin: they are drafted for
+        together.
         """
         wait_s = SPIN_S if self.busy else 0.0
         deadline = time.monotonic() + wait_s
