@@ -87,7 +87,7 @@ class LossyFile(io.TextIOBase):
         self._file = file
         with contextlib.suppress(OSError):  # some tests' standard error is no file of the system
             if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
-                os.set_blocking(file.fileno(), False)
+                _unblock(file.fileno())
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -112,6 +112,19 @@ class LossyFile(io.TextIOBase):
         """Writes what the file has buffered, if that can be done now."""
         with contextlib.suppress(OSError):
             self._file.flush()
+
+
+def _unblock(pipe: int) -> None:
+    """Writes to this number no longer wait. Where the system can open the pipe anew, those of others to the
+    pipe still do: of other processes, and of standard output that leads there too.
+    """
+    try:
+        own = os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:  # another system, or another user's pipe
+        os.set_blocking(pipe, False)
+    else:
+        os.dup2(own, pipe)
+        os.close(own)
 
 
 def _uncaught(what: str, error: BaseException | None) -> None:

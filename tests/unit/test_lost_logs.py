@@ -81,6 +81,24 @@ def test_a_reader_of_logs_that_has_stopped_stops_nobody(format: str) -> None:
         process.wait()
 
 
+SHARED = """
+import os, sys
+from eyas.common.logging import setup
+setup("first", "text")
+print(os.get_blocking(1), os.get_blocking(2), flush=True)
+"""
+
+
+def test_others_who_write_to_the_same_pipe_wait_for_its_reader() -> None:
+    reader, writer = os.pipe()
+    try:
+        subprocess.run([sys.executable, "-c", SHARED], stdout=writer, stderr=writer, check=True, timeout=60)
+        assert os.get_blocking(writer) and os.read(reader, 100) == b"True False\n"
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
 class FullDisk(io.TextIOBase):
     """A file on a disk that is full."""
 
