@@ -85,8 +85,12 @@ class LossyFile(io.TextIOBase):
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
+        self._is_pipe = False
+        self._rest = b""  # of a line that the pipe took in part
+        self._writing = threading.RLock()
         with contextlib.suppress(OSError):  # some tests' standard error is no file of the system
             if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+                self._is_pipe = True
                 _unblock(file.fileno())
 
     @property
@@ -105,8 +109,20 @@ class LossyFile(io.TextIOBase):
     def write(self, text: str) -> int:
         """Writes the text, if that can be done now."""
         with contextlib.suppress(OSError):
-            self._file.write(text)
+            if self._is_pipe:
+                self._put(text.encode(self.encoding, "backslashreplace"))
+            else:
+                self._file.write(text)
         return len(text)
+
+    def _put(self, text: bytes) -> None:
+        """Writes the text to the pipe, or nothing of it. The pipe may take a part of more than 4 KiB, whose
+        rest goes before any other text. Raises BlockingIOError if the pipe is full.
+        """
+        with self._writing:
+            self._rest = self._rest and self._rest[os.write(self.fileno(), self._rest) :]
+            if not self._rest:
+                self._rest = text[os.write(self.fileno(), text) :]
 
     def flush(self) -> None:
         """Writes what the file has buffered, if that can be done now."""

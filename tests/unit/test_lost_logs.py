@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import re
 import select
@@ -81,6 +82,33 @@ def test_a_reader_of_logs_that_has_stopped_stops_nobody(format: str) -> None:
         process.wait()
 
 
+LONG = """
+import logging
+from eyas.common.logging import setup
+setup("long", "json")
+for number in range(400):
+    logging.getLogger("eyas").info("line %d %s", number, "x" * (10, 3_000, 9_000, 20_000)[number % 4])
+"""
+
+
+def test_long_lines_are_whole_or_lost() -> None:
+    """A pipe takes a part of a long line, so the rest of it comes before the next one."""
+    process = subprocess.Popen([sys.executable, "-c", LONG], stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    output = b""
+    try:
+        while part := os.read(process.stderr.fileno(), 5_000):
+            output += part
+            time.sleep(0.0003)
+        *lines, last = output.split(b"\n")
+        numbers = [int(json.loads(line)["message"].split()[1]) for line in lines]
+        assert 4 < len(numbers) < 400 and numbers == sorted(numbers)
+        assert not last or last.startswith(b"{"), "only what the process had no time to end is a part"
+    finally:
+        process.kill()
+        process.wait()
+
+
 SHARED = """
 import os, sys
 from eyas.common.logging import setup
@@ -112,11 +140,11 @@ class FullDisk(io.TextIOBase):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("json", [False, True])
-def test_a_cluster_goes_on_when_its_lines_are_lost(json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_cluster_goes_on_when_its_lines_are_lost(is_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", FullDisk())
     monkeypatch.setattr(sys, "stderr", disk := FullDisk())
-    screen = ClusterScreen(quiet=False, json=json)
+    screen = ClusterScreen(quiet=False, json=is_json)
     screen.progress(["decode-0"], 0.0)
     for _ in range(100):
         screen.log("decode-0", "a line")
