@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.parsers.calls import (
@@ -46,6 +46,8 @@ _CLOSING = r"[\s)}\]]*"
 _LAST = rf"{_CLOSING}(?:{re.escape(END)}|{re.escape(BEGIN)}|\Z)"
 _OTHER = rf"{_CLOSING},\s*(?:[{{}}\[\])\"]|[^\s:=,(){{}}\[\]\"<>]+\s*"
 
+_MARKED_KEY = rf"{_CLOSING},\s*{re.escape(QUOTE)}[^\s:=,(){{}}\[\]\"<>]+{re.escape(QUOTE)}\s*[:=]"
+
 
 @dataclass(frozen=True)
 class _Brackets:
@@ -59,6 +61,11 @@ class _Brackets:
     word: re.Pattern[str]
     is_next: tuple[str, ...]
     after: re.Pattern[str]
+
+    @property
+    def marked(self) -> _Brackets:
+        """The same where keys stand between marks: before such a key a text is over, too."""
+        return replace(self, after=re.compile(f"{self.after.pattern}|{_MARKED_KEY}"))
 
 
 _WORD = re.compile(r"[^\s,{}\[\]\"<>]+")
@@ -112,13 +119,15 @@ def _object(source: ParsedText, sink: Sink, depth: int, brackets: _Brackets = _C
         separator = ", "
         if (yield from source.peek()) in ('"', "<"):
             yield from _text(source, sink)
+            around = brackets.marked
         else:
+            around = brackets
             sink(quoted((yield from source.run(brackets.key))))
         yield from source.space()
         after = yield from source.peek()
         yield from source.expect(after if after in brackets.is_next else brackets.is_next[0])
         sink(": ")
-        yield from _value(source, sink, depth + 1, brackets)
+        yield from _value(source, sink, depth + 1, around)
         yield from source.space()
     sink("}")
 

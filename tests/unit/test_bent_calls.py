@@ -259,6 +259,11 @@ BENT: list[tuple[str, str, list[Event]]] = [
         calls(("h", r'{"b": "d(\"\"\"[x\", y\"]\"\").z", "c": ["v", "w"]}')),
     ),
     ("gemma4", f"<|tool_call>call:g(b={Q}f({Q}x{Q}){Q}, c=1)", calls(("g", r'{"b": "f(\"x\")", "c": 1}'))),
+    (
+        "gemma4",
+        f"<|tool_call>call:h{{{Q}b{Q}:{Q}x{Q},{Q}c{Q}:{Q}y{Q}}}<tool_call|>",
+        calls(("h", '{"b": "x", "c": "y"}')),
+    ),
     ("gemma4", "<|tool_call>call:h{b:['x', 'y']}<tool_call|>", calls(("h", '{"b": ["x", "y"]}'))),
     (
         "gemma4",
