@@ -24,7 +24,6 @@ import psutil
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammars.compiler import GrammarCompiler, library
-from eyas.common.grammars.forced_text import check_forced
 from eyas.common.grammars.notations import Grammar
 
 MEMORY_BYTES = 2 << 30  # beyond what the libraries and the vocabulary take
@@ -110,7 +109,7 @@ def main(folder: Path, cpu_s: float) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     try:
-        compiler = GrammarCompiler(folder, judge=check_forced)
+        compiler = GrammarCompiler(folder)
     except InvalidRequest as error:
         _say(error.message)
         return

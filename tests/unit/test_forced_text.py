@@ -30,7 +30,7 @@ TWICE = {"type": "repeat", "min": 999, "max": 2000, "content": {"type": "const_s
 
 @cache
 def compiler() -> GrammarCompiler:
-    return GrammarCompiler(Path(NANO), 4096, (2,), forced_text.check_forced)
+    return GrammarCompiler(Path(NANO), 4096, (2,))
 
 
 @pytest.mark.parametrize(

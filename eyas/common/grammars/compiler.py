@@ -11,7 +11,7 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +20,7 @@ import msgspec
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammars import json_schema
+from eyas.common.grammars.forced_text import check_forced
 from eyas.common.grammars.json_rules import JsonStyle, json_rules
 from eyas.common.grammars.notations import BARE_TEXT, POINTER, BareText, Grammar, GrammarKind, renewed
 from eyas.common.grammars.regex_syntax import UnsupportedPattern
@@ -89,15 +90,8 @@ def library() -> Any:
 class GrammarCompiler:
     """Compiles grammars for the vocabulary of a model's folder. One thread uses it."""
 
-    def __init__(
-        self,
-        folder: Path,
-        vocab_size: int | None = None,
-        eos_ids: Sequence[int] = (),
-        judge: Callable[[str], None] | None = None,
-    ) -> None:
-        """`vocab_size`: how many ids the model has; None: as many as its tokenizer. `judge`: raises
-        InvalidRequest for rules that must not be followed; None: the grammars have been judged before.
+    def __init__(self, folder: Path, vocab_size: int | None = None, eos_ids: Sequence[int] = ()) -> None:
+        """`vocab_size`: how many ids the model has; None: as many as its tokenizer.
 
         Raises InvalidRequest if the folder has no tokenizer that grammars can be followed with.
         """
@@ -109,7 +103,6 @@ class GrammarCompiler:
             self.pieces, xgrammar.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=list(eos_ids)
         )
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-        self._judge = judge
 
     def compile(self, grammar: Grammar) -> Any:
         """An `xgrammar.CompiledGrammar`. Raises InvalidRequest, which says what is wrong with the grammar."""
@@ -137,13 +130,11 @@ class GrammarCompiler:
 
     def _tag(self, tag: dict[str, Any]) -> Any:
         compiled = self._compiler.compile_structural_tag(json.dumps(tag))
-        if self._judge is not None:
-            self._judge(str(compiled.grammar))
+        check_forced(str(compiled.grammar))
         return compiled
 
     def _of_rules(self, rules: str) -> Any:
-        if self._judge is not None:
-            self._judge(rules)
+        check_forced(rules)
         return self._compiler.compile_grammar(library().Grammar.from_ebnf(rules))
 
 
