@@ -31,7 +31,7 @@ EXAMPLES: list[tuple[str, str, list[Event]]] = [
     (
         "qwen3_coder",
         "<function=g><parameter=b>x</parameter>" + " " * 65 + "</function>",
-        [CallStarted(0, "g"), CallArguments(0, '{"b": "x</parameter>' + " " * 65 + "</function>")],
+        calls(("g", '{"b": "x</parameter>' + " " * 65 + '"}')),  # whose tag the model forgot
     ),
     (
         "glm45",
