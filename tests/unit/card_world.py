@@ -27,9 +27,9 @@ def together(mix: str) -> np.ndarray:
     return np.asarray(reached[1:] / reached[:-1])
 
 
-def worth(chances: np.ndarray, depth: int) -> float:
-    """Tokens of a round, in the mean."""
-    return 1.0 + float(np.cumprod(chances)[:depth].sum())
+def worths(chances: np.ndarray) -> np.ndarray:
+    """Tokens of a round, in the mean, by depth: float64 [steps + 1]."""
+    return 1.0 + np.concatenate(([0.0], np.cumsum(np.cumprod(chances))))
 
 
 class Card(Engine):
@@ -71,7 +71,7 @@ class Card(Engine):
         found = {}
         for mix in mixes:
             chances = together(mix)
-            best = max(DEPTHS, key=lambda depth: worth(chances, depth) / took[depth])
+            best = max(DEPTHS, key=lambda depth: worths(chances)[depth] / took[depth])
             for _ in range(LESSONS):
                 self.moment(batch, chances, LEARNT)
             turns = [
@@ -104,4 +104,4 @@ class Card(Engine):
         self._flying = riders, depth, accepted, drafted, seen, alike
         self._before = depth
         self._contexts = self._contexts + accepted + 1
-        return sum(worth(chances, drafts) for drafts in drafted), ms, depth
+        return float(worths(chances)[drafted].sum()), ms, depth

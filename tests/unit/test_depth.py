@@ -49,7 +49,7 @@ def test_a_trials_price_is_what_its_rounds_lose() -> None:
     """
     tokens, seconds = np.array([1.0, 2.0, 3.0]), np.array([1.0, 1.5, 2.5])
     rate = 2.0 / 1.5
-    assert price(tokens, seconds, 1, 0) == pytest.approx(2 * (1.0 - 1.0 / rate) + 0.5)
+    assert price(tokens, seconds, 1, 0) == pytest.approx(5 * (1.0 - 1.0 / rate) + 0.5)
     assert price(tokens, seconds, 1, 2) == pytest.approx(2 * 2.5 - (2.0 + 3.0) / rate)
     assert price(tokens, seconds, 2, 1) == pytest.approx(2 * 1.5 - (3 * 2.0 - 3.0) / (3.0 / 2.5))
     assert price(np.array([1.0, 1.1, 1.1]), seconds, 0, 1) == pytest.approx(2 * (1.5 - 1.1) + 0.5)

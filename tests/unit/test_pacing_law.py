@@ -120,7 +120,7 @@ def in_moments(batches: tuple[int, ...], seed: int, held_up: float = 2.0) -> dic
 def test_rounds_that_newcomers_hold_up_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first rounds of every batch take up to three times as long, whatever their depth."""
     found = in_moments((16, 64), seed=4)
-    assert min(found.values()) >= 0.95, found
+    assert min(found.values()) >= 0.975, found
     monkeypatch.setattr(round_times, "LATE", 1e9)
     assert min(in_moments((16, 64), seed=4).values()) < min(found.values()) - 0.01
 
@@ -132,7 +132,7 @@ def test_moments_of_all_batches(seed: int) -> None:
     still learns there.
     """
     found = in_moments(BATCHES, seed)
-    assert min(found.values()) >= 0.95, found
+    assert min(found.values()) >= 0.96, found
 
 
 @pytest.mark.slow

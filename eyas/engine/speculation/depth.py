@@ -30,7 +30,7 @@ BUDGET = 0.004  # of all time, for trying other depths
 STABLE_ROUNDS = 4  # for which a choice holds ..
 TRIED_ROUNDS = 2  # .. and a trial
 SETTLED = 4  # plain rounds after the first one: until then they take up to a sixth longer on an H200
-MOST_CREDIT, MOST_DEBT = 4, 1  # rounds: the most that is saved up for trials, and that one leaves owed
+MOST_CREDIT, MOST_DEBT = 4, 1  # rounds: the most that is saved up, unless a trial is dearer; and that is owed
 WORTH = 0.02  # a depth is tried if it may promise at least this share more ..
 DOUBT, MOST_DOUBT = 2.0, 0.1  # .. were it faster by these standard deviations, by this share at most
 UNSEEN = 50  # choices after which a depth is tried though it seems worse
@@ -104,12 +104,16 @@ def change(tokens: Floats, seconds: Floats, current: int, other: int) -> float:
 def price(tokens: Floats, seconds: Floats, current: int, tried: int) -> float:
     """Seconds that are lost by a trial of the depth at place `tried` between rounds of that at `current`.
 
-    The first round may have the drafts of the round before it; the second one tells what is accepted, and how
-    long such rounds take.
+    The first round may have the drafts of the round before it.
     """
     lost = seconds[tried] - tokens[tried] * seconds[current] / tokens[current]
-    whole = TRIED_ROUNDS * lost + change(tokens, seconds, current, tried)
+    whole = trial_rounds(tried) * lost + change(tokens, seconds, current, tried)
     return float(max(whole, LEAST_PRICE * seconds[current]))
+
+
+def trial_rounds(place: int) -> int:
+    """Rounds of a trial of the depth at `place`: they tell what is accepted, and how long they take."""
+    return TRIED_ROUNDS if place else SETTLED + 1
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,8 @@ class AdaptiveDepth:
         self._beside = spec.steps  # the depth of rounds beside prompts
         self._ages = [0] * len(self.depths)  # choices since each was chosen
         self._alike = 0  # rounds in a row, after the first one
-        self._credit = 0.0  # seconds
+        self._credit = 0.0  # seconds, saved up for trials
+        self._dearest = 0.0  # seconds: the price of the dearest of those that are possible
         self._trial: Trial | None = None  # that has not wholly landed
 
     @property
@@ -179,13 +184,13 @@ class AdaptiveDepth:
         if self._looked_up is not None:
             alone = self._looked_up.tokens(batch.slots, batch.occupancies, batch.limits)
             tokens = np.append(tokens, alone[self.spec.deepest])
-        seconds = self.times.seconds(len(batch), batch.keys)
+        seconds, tried = self.times.seconds(len(batch), batch.keys), self._now != self._place
         self._now = self._place = best(tokens, seconds, self._place)
         if self._trial is not None and self._trial.depth == self.current:
             self._trial = None
         lost = seconds - tokens * seconds[self._now] / tokens[self._now]
         self._beside = self.spec.steps if lost[len(self._headed) - 1] < lost[0] else 0
-        if batch.limits.any():
+        if batch.limits.any() and not tried:  # until the next choice nobody knows what that one costs
             doubt = np.minimum(DOUBT * self.times.doubt(len(batch), self._place), MOST_DOUBT * seconds)
             hopes = self._most(tokens, chains, len(batch)) / (seconds - doubt)
             self._try(tokens, seconds, hopes * seconds[self._now] / tokens[self._now] - 1.0)
@@ -208,15 +213,16 @@ class AdaptiveDepth:
         """Leave the best depth for a trial, if that is paid for: of one beside it that may be better, or that
         was not seen for long. `gains`, float64 [depths]: the share by which each may be better.
         """
+        prices = {at: price(tokens, seconds, self._place, at) for at in self._others}
+        self._dearest = max(prices.values())
         beside = {
-            at: price(tokens, seconds, self._place, at) / max(gains[at], WORTH)
-            for at in self._others
+            at: whole / max(gains[at], WORTH)
+            for at, whole in prices.items()
             if gains[at] > WORTH or self._ages[at] > UNSEEN
         }
         place = max(beside, key=lambda one: self._ages[one] / beside[one], default=self._place)
-        whole = price(tokens, seconds, self._place, place)
-        if place != self._place and self._ages[place] and whole <= self._credit:
-            self._now, self._left = place, TRIED_ROUNDS
+        if place in prices and self._ages[place] and prices[place] <= self._credit:
+            self._now, self._left = place, trial_rounds(place)
             rate = float(tokens[self._place] / seconds[self._place])
             self._trial = Trial(self.depths[place], rate)
 
@@ -242,7 +248,8 @@ class AdaptiveDepth:
         """
         self._keys += gave
         saved = self._credit + BUDGET * seconds
-        self._credit = min(max(saved, -MOST_DEBT * seconds), MOST_CREDIT * seconds)
+        most = max(MOST_CREDIT * seconds, self._dearest)
+        self._credit = min(max(saved, -MOST_DEBT * seconds), most)
         self._alike = self._alike + 1 if alike else 0
         if self._alike >= (1 if depth else SETTLED):
             self.times.learn(batch, depth, seconds, self._keys)

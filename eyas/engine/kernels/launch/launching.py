@@ -96,7 +96,7 @@ def name_on_disk(function: JITFunction[Any], callers: tuple[JITFunction[Any], ..
             called = function.fn.__globals__.get(name)
             if isinstance(called, JITFunction) and called not in waiting:
                 name_on_disk(called, waiting)
-    return function.cache_key
+    return str(function.cache_key)
 
 
 def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
