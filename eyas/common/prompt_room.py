@@ -26,16 +26,16 @@ MOST_TOGETHER = 8192
 """Rows of a step with several prompts: the first of them waits for the last. One alone may have more."""
 
 LONG_PROMPT = 4096
-"""A prompt of more tokens, cached ones not counted, has few of a step's prompt rows while others decode: its
-own first token is far off, and the tokens of those that decode come sooner. Shorter prompts have the rest.
+"""A prompt of more tokens, cached ones not counted, is long. While others decode it has few of a step's prompt
+rows: its own first token is far off, and the others' tokens come sooner. Shorter prompts have the rest.
 """
 
 LONG_PART = 4
 """The part of `mixed_tokens` that a long prompt has as rows: 128 of 512."""
 
 AHEAD_PER_ROW = 16
-"""It has one row more for each of so many tokens of long prompts that it waits for, or that wait for it: the
-rows of a step follow the rate at which long prompts come.
+"""Tokens of other long prompts, before it or behind it, for which a long prompt has one row more. So the rows
+of a step follow the rate at which long prompts come.
 """
 
 STEP_GRAIN = 64
