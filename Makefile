@@ -24,12 +24,12 @@ demo: $(STAMP)
 serve: $(STAMP)
 	@exec $(BIN)/eyas serve
 
-# Three at a time on two cores: a test waits a third of its time. Compiled before, or each of the three would do
+# Four at a time on two cores: a test waits half of its time. Compiled before, or each of the four would do
 # that. What fails beside neighbours runs once more, alone, and says in detail why: a busy machine may be slower
 # than a test allows, a defect fails twice.
 test: $(STAMP)
 	@$(BIN)/python -m compileall -q -j 0 $(CODE)
-	@$(BIN)/python -m pytest -n 3 --assert=plain $(SHAPE:%=--ignore=%) || { [ $$? -eq 1 ] && \
+	@$(BIN)/python -m pytest -n 4 --assert=plain $(SHAPE:%=--ignore=%) || { [ $$? -eq 1 ] && \
 	echo "Once more, alone:" && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(SHAPE:%=--ignore=%); }
 
 test-slow: $(STAMP)

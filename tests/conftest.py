@@ -1,4 +1,4 @@
-"""How tests share the cores (`pytest -n 3`): threads of each, and neighbours; Ctrl-C works in all of them."""
+"""How tests share the cores (`pytest -n 4`): threads of each, and neighbours; Ctrl-C works in all of them."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ MOST_TOGETHER = 8192
 """Rows of a step with several prompts: the first of them waits for the last. One alone may have more."""
 
 LONG_PROMPT = 4096
-"""A prompt of more tokens, cached ones not counted, is long. While others decode it has few of a step's prompt
-rows: its own first token is far off, and the others' tokens come sooner. Shorter prompts have the rest.
+"""A prompt of more tokens, cached ones not counted, is long. While others decode it has few of a step's
+prompt rows: its own first token is far off, and the others' tokens come sooner. Shorter ones have the rest.
 """
 
 LONG_PART = 4
