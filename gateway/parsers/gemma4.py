@@ -40,12 +40,11 @@ MARKERS = BEGIN, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 REASONING = ReasoningTags("<|channel>", "<channel|>", title="thought\n")
 _CALL = "call:"
 _KEY = re.compile(r"[^\s:,{}\[\]\"<>]+")
-
-
+# A text is over where brackets close up to the call's end, or up to a comma and what begins the next value or
+# bare key, or a key between marks. Else the mark that was read is one of its quotes.
 _CLOSING = r"[\s)}\]]*"
 _LAST = rf"{_CLOSING}(?:{re.escape(END)}|{re.escape(BEGIN)}|\Z)"
 _OTHER = rf"{_CLOSING},\s*(?:[{{}}\[\])\"]|[^\s:=,(){{}}\[\]\"<>]+\s*"
-
 _MARKED_KEY = rf"{_CLOSING},\s*{re.escape(QUOTE)}[^\s:=,(){{}}\[\]\"<>]+{re.escape(QUOTE)}\s*[:=]"
 
 

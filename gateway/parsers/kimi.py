@@ -43,9 +43,8 @@ def _call(source: ParsedText, out: ParsedOutput) -> Wait[None]:
     yield from source.space()
     id = yield from source.run(NAME)
     yield from source.space()
-    if (
-        not (yield from source.skip(ARGUMENTS)) and (yield from source.peek()) != "{"
-    ):  # the model may forget it
+    # The model may forget the marker.
+    if not (yield from source.skip(ARGUMENTS)) and (yield from source.peek()) != "{":
         raise MalformedOutput
     yield from source.space()
     name = _NUMBER.sub("", id.removeprefix(_SPACE_NAME))

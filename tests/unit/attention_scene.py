@@ -21,18 +21,7 @@ class Scene:
         torch.set_num_threads(1)  # many test processes share the cores
         self.random = torch.Generator().manual_seed(len(ends) + dim)
         self.heads, self.group, self.dim = heads, heads // kv_heads, dim
-        counts = [-(-end // PAGE) for end in ends]
-        pages = 1 + sum(counts)
-        pool = torch.full((pages, 3, 2, PAGE, kv_heads, dim), float("nan"))
-        pool[0] = 0.0
-        free = (torch.randperm(pages - 1, generator=self.random) + 1).tolist()
-        tables = torch.zeros(len(ends) + 1, max(counts) + 1, dtype=torch.int32)  # the last slot has no pages
-        for slot, (end, count) in enumerate(zip(ends, counts, strict=True)):
-            table, free = free[:count], free[count:]
-            tables[slot, :count] = torch.tensor(table)
-            for row in range(end):
-                pool[table[row // PAGE], LAYER, :, row % PAGE] = self.normal(2, kv_heads, dim)
-        self.kv = PagedKv(pool.to(DEVICE)[:, LAYER], tables.to(DEVICE))
+        self.kv = scattered(ends, (2, kv_heads, dim), self.random)
 
     def normal(self, *sizes: int) -> torch.Tensor:
         return torch.randn(sizes, generator=self.random)
@@ -75,6 +64,25 @@ class Scene:
             scores = torch.cat((scores, rule.sinks.double()[:, None]), 1)
             v = torch.cat((v, torch.zeros_like(v[:1])))
         return torch.einsum("hk,khd->hd", scores.softmax(-1), v)
+
+
+def scattered(ends: list[int], row: tuple[int, int, int], random: torch.Generator) -> PagedKv:
+    """Random rows (keys and values or one of them, heads, dim) of sequences of these lengths, on pages in any
+    order. Page 0 is zeros, and what no sequence has is NaN.
+    """
+    kinds, heads, dim = row
+    counts = [-(-end // PAGE) for end in ends]
+    pages = 1 + sum(counts)
+    pool = torch.full((pages, 3, kinds, PAGE, heads, dim), float("nan"))
+    pool[0] = 0.0
+    free = (torch.randperm(pages - 1, generator=random) + 1).tolist()
+    tables = torch.zeros(len(ends) + 1, max(counts) + 1, dtype=torch.int32)  # the last slot has no pages
+    for slot, (end, count) in enumerate(zip(ends, counts, strict=True)):
+        table, free = free[:count], free[count:]
+        tables[slot, :count] = torch.tensor(table)
+        for at in range(end):
+            pool[table[at // PAGE], LAYER, :, at % PAGE] = torch.randn(row, generator=random)
+    return PagedKv(pool.to(DEVICE)[:, LAYER], tables.to(DEVICE))
 
 
 def int32(*values: int) -> torch.Tensor:

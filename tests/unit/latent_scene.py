@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from eyas.engine.kernels.attention.paged import PagedKv
 from eyas.engine.kernels.attention.scores import ScoreScaling
+from tests.unit.attention_scene import DEVICE, PAGE, scattered
 
-PAGE, LAYER, EPS = 16, 1, 1e-6
+EPS = 1e-6
 LATENT, ROTATED = 32, 16
 SCALE = 0.21
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-class Scene:
+class LatentScene:
     """Sequences of given lengths on scattered pages; what no sequence may read is NaN."""
 
     def __init__(self, heads: int, ends: list[int]) -> None:
         torch.set_num_threads(1)  # many test processes share the cores
         self.random = torch.Generator().manual_seed(len(ends) + heads)
         self.heads = heads
-        counts = [-(-end // PAGE) for end in ends]
-        pages = 1 + sum(counts)
-        pool = torch.full((pages, 3, 1, PAGE, 1, LATENT + ROTATED), float("nan"))
-        pool[0] = 0.0
-        free = (torch.randperm(pages - 1, generator=self.random) + 1).tolist()
-        tables = torch.zeros(len(ends) + 1, max(counts) + 1, dtype=torch.int32)  # the last slot has no pages
-        for slot, (end, count) in enumerate(zip(ends, counts, strict=True)):
-            table, free = free[:count], free[count:]
-            tables[slot, :count] = torch.tensor(table)
-            for row in range(end):
-                pool[table[row // PAGE], LAYER, 0, row % PAGE, 0] = self.normal(LATENT + ROTATED)
-        self.kv = PagedKv(pool.to(DEVICE)[:, LAYER], tables.to(DEVICE), ScoreScaling(SCALE))
+        self.kv = replace(scattered(ends, (1, 1, LATENT + ROTATED), self.random), scores=ScoreScaling(SCALE))
 
     def normal(self, *sizes: int) -> torch.Tensor:
         return torch.randn(sizes, generator=self.random)

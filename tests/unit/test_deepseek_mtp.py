@@ -11,10 +11,11 @@ import torch
 from loopback import Loopback, split_configs
 from loopback_runs import assert_idle, mixed_requests, run_all, undrafted
 
-from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.spans import QuerySpan
 from tests.unit.families import write_family
 from tests.unit.model_rig import HeadRig, Rig
+from tests.unit.mtp_engines import CHAIN, TREE, config_of
 from tests.unit.tiny_deepseek import Tensors, add_nextn, write_tiny_nextn_deepseek
 
 N, STEPS = 70, 4
@@ -89,25 +90,13 @@ def check_chain(case: Case) -> None:
     assert (rows[:N] - swapped).abs().max() > 0.1, "the other order of the join would have been noticed"
 
 
-def engine(folder: Path, pool_dir: Path) -> EngineConfig:
-    return EngineConfig(
-        model=str(folder),
-        draft=str(folder),
-        num_pages=256,
-        chunk_tokens=48,
-        pool_dir=str(pool_dir),
-        worker="unified",
-    )
-
-
 ASKED = mixed_requests(6)
-CHAIN, TREE = SpeculationConfig(steps=3, draft_tokens=4), SpeculationConfig(steps=3, topk=4, draft_tokens=12)
 
 
 @pytest.fixture(scope="module")
 def expected(case: Case, tmp_path_factory: pytest.TempPathFactory) -> list[dict[int, list[int]]]:
     """What plain decoding says to `ASKED`."""
-    return undrafted(engine(case.folder, tmp_path_factory.mktemp("pools")), ASKED)
+    return undrafted(config_of(case.folder, tmp_path_factory.mktemp("pools")), ASKED)
 
 
 @pytest.mark.slow
@@ -124,7 +113,7 @@ def expected(case: Case, tmp_path_factory: pytest.TempPathFactory) -> list[dict[
 def test_a_nextn_head_changes_no_token(
     case: Case, tmp_path: Path, expected: list[dict[int, list[int]]], spec: SpeculationConfig, split: bool
 ) -> None:
-    config = replace(engine(case.folder, tmp_path), speculation=spec)
+    config = replace(config_of(case.folder, tmp_path), speculation=spec)
     cluster = Loopback(*(split_configs(config) if split else (config,)))
     assert run_all(cluster, ASKED, split=split) == expected
     entries = [entry for result in cluster.results.values() for entry in result.entries]

@@ -28,7 +28,8 @@ from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.kv.scaled import quantised
 from eyas.engine.loading.spec import EngineSpec, _check_kv_dtype
 from kv_transfer.layout import check_compatible
-from tests.unit.latent_scene import DEVICE, LATENT, ROTATED, Scene
+from tests.unit.attention_scene import DEVICE
+from tests.unit.latent_scene import LATENT, ROTATED, LatentScene
 
 FP8 = torch.float8_e4m3fn
 
@@ -240,7 +241,7 @@ def test_heads_without_room_for_scales_are_refused(config: EngineConfig) -> None
 
 def test_kernels_read_the_numbers_that_are_stored() -> None:
     """To the bit: numbers of eight bits are numbers of sixteen."""
-    scene = Scene(4, [40, 7])
+    scene = LatentScene(4, [40, 7])
     pool = scene.kv.pool.nan_to_num().clamp(-2.0, 2.0)
     q = scene.queries(7).half()
     tiles = torch.tensor([(0, 0, 35, 5), (1, 5, 5, 2)], dtype=torch.int32, device=DEVICE)

@@ -20,11 +20,8 @@ from eyas.engine.kernels.latent.latent_attend import (
 )
 from eyas.engine.kernels.latent.latent_tiles import latent_tile_rows, latent_tiling_of
 from eyas.engine.kernels.products.skinny import KvRows, RotaryInput
-from tests.unit.latent_scene import DEVICE, EPS, LATENT, LAYER, PAGE, ROTATED, SCALE, Scene
-
-
-def int32(*values: int) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+from tests.unit.attention_scene import DEVICE, LAYER, PAGE, int32
+from tests.unit.latent_scene import EPS, LATENT, ROTATED, SCALE, LatentScene
 
 
 def positions(ends: list[int], order: list[int], width: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,7 +38,11 @@ def added(parted: PartialResults) -> torch.Tensor:
 
 
 def decode(
-    scene: Scene, q: torch.Tensor, queries: QueryRows, tiling: AttentionTiling, kv: PagedKv | None = None
+    scene: LatentScene,
+    q: torch.Tensor,
+    queries: QueryRows,
+    tiling: AttentionTiling,
+    kv: PagedKv | None = None,
 ) -> torch.Tensor:
     """Runs twice, over scratch memory of NaN: both agree bit by bit."""
     most = len(queries.slots), queries.width
@@ -56,7 +57,7 @@ def decode(
 
 
 def decode_expected(
-    scene: Scene, q: torch.Tensor, queries: QueryRows, scale: float = SCALE, least: int = 0
+    scene: LatentScene, q: torch.Tensor, queries: QueryRows, scale: float = SCALE, least: int = 0
 ) -> torch.Tensor:
     rows = []
     for b, (slot, start) in enumerate(zip(queries.slots.tolist(), queries.starts.tolist(), strict=True)):
@@ -93,7 +94,7 @@ def parents_mask(parents: list[int]) -> list[int]:
 def test_plain_rows_and_chains(heads: int, width: int, rows: int, parts: int) -> None:
     """Also where a sequence's rows take more than one program, and the last of them is partly empty."""
     ends = [width, 100, 16 + width, 290, 64]
-    scene = Scene(heads, ends)
+    scene = LatentScene(heads, ends)
     queries = QueryRows(*positions(ends, [3, 0, 4, 2, 1], width), width)
     q = scene.queries(len(ends) * width)
     got = decode(scene, q, queries, AttentionTiling(rows, 32, parts, warps=4, stages=2))
@@ -107,7 +108,7 @@ def test_plain_rows_and_chains(heads: int, width: int, rows: int, parts: int) ->
 def test_trees(width: int, rows: int, parts: int) -> None:
     """Each node below the one half as far on; in one word, and in two."""
     ends = [width, 190 + width, 31 + width]
-    scene = Scene(4, ends)
+    scene = LatentScene(4, ends)
     bits = parents_mask([(node + 1) // 2 - 1 for node in range(width)])
     words = [[bit >> 64 * word & (1 << 64) - 1 for bit in bits] for word in range(-(-width // 64))]
     signed = [[bit - (1 << 64) if bit >> 63 else bit for bit in word] for word in words]
@@ -123,7 +124,7 @@ def test_trees(width: int, rows: int, parts: int) -> None:
 
 def test_a_level_of_a_tree_sees_the_levels_above() -> None:
     ends = [207, 37]
-    scene = Scene(4, ends)
+    scene = LatentScene(4, ends)
     slots, starts = positions(ends, [0, 1], 7)
     mask = torch.tensor([11, 19, 101], device=DEVICE).expand(1, 2, 3).contiguous()
     level, q = QueryRows(slots, starts, 3, mask, extent=7), scene.queries(6)
@@ -133,7 +134,7 @@ def test_a_level_of_a_tree_sees_the_levels_above() -> None:
 
 def test_a_tree_that_is_a_chain_is_a_chain() -> None:
     ends = [270, 20]
-    scene = Scene(2, ends)
+    scene = LatentScene(2, ends)
     slots, starts = positions(ends, [0, 1], 6)
     mask = torch.tensor([(1 << (j + 1)) - 1 for j in range(6)], device=DEVICE).expand(1, 2, 6).contiguous()
     q, tiling = scene.queries(12), latent_tiling_of(2, 12)
@@ -142,7 +143,7 @@ def test_a_tree_that_is_a_chain_is_a_chain() -> None:
 
 
 def test_rows_below_a_bound_may_be_anything() -> None:
-    scene = Scene(4, [150])
+    scene = LatentScene(4, [150])
     for row in range(70):
         scene.kv.pool[scene.kv.tables[0, row // PAGE], 0, row % PAGE] = float("nan")
     bounded = PagedKv(scene.kv.pool, scene.kv.tables, scene.kv.scores, int32(70, 0))
@@ -156,7 +157,7 @@ def test_rows_below_a_bound_may_be_anything() -> None:
 
 def test_padding_is_finite_and_changes_nothing() -> None:
     ends = [275, 40]
-    scene = Scene(2, ends)
+    scene = LatentScene(2, ends)
     slots, starts = positions(ends, [0, 1], 2)
     mask = torch.tensor([[[1, 3], [1, 2], [0, 0]]], device=DEVICE)
     q, tiling = scene.queries(6), AttentionTiling(16, 32, 4, warps=4, stages=2)
@@ -166,7 +167,7 @@ def test_padding_is_finite_and_changes_nothing() -> None:
 
 
 def test_a_wrong_page_is_seen() -> None:
-    scene = Scene(4, [150, 150])
+    scene = LatentScene(4, [150, 150])
     queries, q = QueryRows(*positions([150], [0], 1), 1), scene.queries(1)
     right = decode(scene, q, queries, latent_tiling_of(1, 4))
     scene.kv.tables[0, 5] = scene.kv.tables[1, 5]
@@ -178,7 +179,7 @@ def test_chunks(heads: int, rows: int) -> None:
     """Chunks with and without a prefix, of one row, that end in the middle of a page and of a tile."""
     chunks = [(1, 0, 20), (0, 70, 33), (3, 0, 1), (2, 31, 7)]
     chunks = chunks if heads < 40 else [(0, 70, 3), (1, 0, 5)]
-    scene = Scene(heads, [start + count for _, start, count in sorted(chunks)])
+    scene = LatentScene(heads, [start + count for _, start, count in sorted(chunks)])
     most, tiles, row, expected = max(1, rows // heads), [], 0, []
     q = scene.queries(sum(count for _, _, count in chunks))
     for slot, start, count in chunks:
@@ -292,7 +293,7 @@ def test_parts_weigh_as_much_as_their_exponentials(
 def test_rows_before_the_first_one_see_themselves() -> None:
     """Which others do not see: of a chain, and of chunks that begin before it, in it and after it."""
     firsts, ends = [2, 0, 3, 6, 40], [4, 100, 20, 8, 64]
-    scene = Scene(4, ends)
+    scene = LatentScene(4, ends)
     scene.kv = replace(scene.kv, firsts=int32(*firsts))
     queries = QueryRows(*positions(ends, [3, 0, 4, 2, 1], 4), 4)
     q = scene.queries(20)
@@ -309,7 +310,7 @@ def test_rows_before_the_first_one_see_themselves() -> None:
 
 
 def expected_before(
-    scene: Scene, q: torch.Tensor, paths: list[tuple[int, int]], firsts: list[int]
+    scene: LatentScene, q: torch.Tensor, paths: list[tuple[int, int]], firsts: list[int]
 ) -> torch.Tensor:
     """Of queries at a slot's row each, which see their own row wherever it is."""
     rows = []

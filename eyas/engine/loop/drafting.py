@@ -101,9 +101,8 @@ class DraftCoordinator:
             self._open_from_window(seq)
 
     def beginning(self, works: SequenceOf[SequenceWork]) -> bool:
-        """Prompts of a step that is about to be launched: a drafter far away is to hear of those that end
-        there, if devices post their rows and rounds. So it can draft as soon as the step is over. True: there
-        are such prompts.
+        """Begins drafting for the prompts that end in a step, before it is launched, where devices post rows
+        and rounds to a drafter elsewhere: it can draft as soon as the step is over. True: there are some.
         """
         if self.drafter is None or self.drafter.local_kv or self.plain:
             return False

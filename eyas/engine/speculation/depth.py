@@ -151,7 +151,7 @@ class AdaptiveDepth:
         self._ages = [0] * len(self.depths)  # choices since each was chosen
         self._alike = 0  # rounds in a row, after the first one
         self._credit = 0.0  # seconds, saved up for trials
-        self._dearest = 0.0  # seconds: the price of the dearest of those that are possible
+        self._dearest = 0.0  # seconds: the highest price of a trial, as of the last choice
         self._trial: Trial | None = None  # that has not wholly landed
 
     @property
