@@ -19,6 +19,7 @@ from eyas.engine.batch.sequence import SequenceWork
 from eyas.engine.ipc.messages import AttachKv, CancelGeneration, OpenPull, PullReady
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
+from eyas.engine.scheduling import scheduler
 
 
 def _apply(rig: Rig, works: list[SequenceWork], token: int = 1) -> None:
@@ -137,6 +138,70 @@ def test_a_long_prompt_leaves_room_beside_rounds(
         rig.submit(request(tuple(range(30 * number + 20, 30 * number + 20 + count)), id=str(number)))
     rounds, *chunks = rig.scheduler.schedule()
     assert rounds.round and [len(chunk.tokens) for chunk in chunks] == expected
+
+
+def _launch(rig: Rig) -> list[SequenceWork]:
+    """Composes a step and launches it: its tokens are not known yet."""
+    works = rig.scheduler.schedule()
+    for work in works:
+        work.seq.grow(1 if work.round else len(work.tokens), drafted=False)
+        work.seq.in_flight += work.sample
+    return works
+
+
+def _land(rig: Rig, works: list[SequenceWork]) -> None:
+    """Its tokens come, and prompts that ended are cached."""
+    for work in works:
+        work.seq.in_flight -= work.sample
+        if work.sample:
+            work.seq.output.append(1)
+        if work.sample and not work.round:
+            rig.scheduler.remember(work.seq)
+
+
+def _first_rows(rig: Rig, prompts: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, int]]:
+    """(step, row) with which each of these prompts begins, beside a stream, in steps that run ahead."""
+    rig.submit(request((1, 2), max_tokens=64, id="stream"))
+    _land(rig, _launch(rig))
+    for id, prompt in prompts.items():
+        rig.submit(request(prompt, max_tokens=9, id=id))
+    began: dict[str, tuple[int, int]] = {}
+    flight = _launch(rig)
+    for step in range(40):
+        for work in flight:
+            began.setdefault(work.seq.generation.request.id, (step, work.start))
+        following = _launch(rig)
+        _land(rig, flight)
+        flight = following
+    return began
+
+
+@pytest.mark.parametrize("budget", [8, 2], ids=["rows for both", "rows for one"])
+def test_a_prompt_waits_for_the_pages_of_one_that_begins_like_it(
+    budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others pass it. Those that begin like another for less than a long prompt do not wait."""
+    monkeypatch.setattr(scheduler, "LONG_PROMPT", 14)
+    rig, shared = Rig(pages=100, max_running=8), tuple(range(20, 36))
+    rig.scheduler.tables.limits = replace(
+        rig.scheduler.limits,
+        mixed_prefill_budget=lambda *_: 8,
+        long_prompt_rows=lambda *_: budget,
+    )
+    prompts = {"first": (*shared, 3, 4), "same": (*shared, 5, 6), "short": (7, 8, 9)}
+    began = _first_rows(rig, prompts | {"other": (*shared[:13], *range(50, 55))})
+    assert began["first"][1] == 0 and began["same"][1] == 16, "its first four pages were cached"
+    assert began["same"][0] > max(began["short"][0], began["other"][0])
+    assert began["other"][1] == 0
+
+
+def test_a_prompt_does_not_wait_for_what_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "LONG_PROMPT", 14)
+    rig, shared = Rig(pages=100, max_running=8), tuple(range(20, 36))
+    rig.submit(request(shared, max_tokens=1, id="before"))
+    _apply(rig, rig.scheduler.schedule())
+    began = _first_rows(rig, {"one": (*shared, *range(60, 76)), "two": (*shared, 5, 6)})
+    assert began["one"][1] == began["two"][1] > 0 and began["two"][0] - began["one"][0] <= 1
 
 
 def test_long_prompts_have_all_rows_where_nothing_decodes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as SequenceOf
 
-from eyas.common.prompt_room import PromptRoom, WaitingPrompt, prompt_room, tokens_ahead
+from eyas.common.prompt_room import LONG_PROMPT, PromptRoom, WaitingPrompt, prompt_room, tokens_ahead
 from eyas.engine.batch.page_table import PageTable
 from eyas.engine.batch.sequence import Generation, GenerationKind, Sequence, SequenceWork
 from eyas.engine.ipc.messages import StateCache
@@ -29,6 +29,9 @@ from eyas.engine.scheduling.limits import BatchLimits
 from eyas.engine.scheduling.page_tables import PageTables
 from eyas.engine.scheduling.turns import DecodeTurns
 from kv_transfer.layout import pages_for
+
+MOST_PASSED = 4
+"""Prompts at the head of the queue that may wait for another one's pages while those behind them pass."""
 
 
 class Scheduler:
@@ -334,14 +337,18 @@ class Scheduler:
 
         `before`: only those to which this one yields.
         """
-        works: list[SequenceWork] = []
+        works, passed = list[SequenceWork](), list[Sequence]()
         if not self.waiting or not room.rows:
             return works
         shares = self.shares()
-        while room.rows and self.waiting:
+        while room.rows and self.waiting and len(passed) < MOST_PASSED:
             seq = self.waiting.first(shares)
             if before is not None and not self.waiting.yields(before, seq):
                 break
+            if self._waits_for_prefix(seq):
+                self.waiting.remove(seq)
+                passed.append(seq)
+                continue
             if self.adapters is not None and not self.adapters.enter(seq):
                 self.waiting.remove(seq)
                 continue
@@ -355,7 +362,13 @@ class Scheduler:
             if chunk := self._chunk(seq, room):
                 works.append(chunk)
                 room = self._behind(room, chunk)
+        for seq in passed:
+            self.waiting.add(seq)
         return works
+
+    def _waits_for_prefix(self, seq: Sequence) -> bool:
+        """True if a prompt that is being computed begins like this one, which will find its pages cached."""
+        return any(_is_being_computed(other) and _begin_alike(other, seq) for other in self.running)
 
     def _in_turn(self) -> SequenceOf[Sequence]:
         """The sequences that decode in this step."""
@@ -548,3 +561,18 @@ class Scheduler:
 def _uncached(seq: Sequence) -> int:
     """Its tokens beyond those that came from the prefix cache when it was admitted."""
     return len(seq) - seq.generation.cached_tokens
+
+
+def _is_being_computed(seq: Sequence) -> bool:
+    """True until its prompt may be cached: its first token may be that of a step in flight."""
+    return seq.missing > 1 or (seq.in_flight > 0 and not seq.output)
+
+
+def _begin_alike(computed: Sequence, seq: Sequence) -> bool:
+    """True if the first `LONG_PROMPT` tokens that `computed` did not find in the cache are those of `seq`.
+    What lies before them is not compared: nothing but how long `seq` waits depends on it.
+    """
+    first = computed.generation.cached_tokens
+    begin = computed.prompt[first : first + LONG_PROMPT]
+    same = begin == seq.prompt[first : first + LONG_PROMPT] and computed.salt == seq.salt
+    return same and len(begin) == LONG_PROMPT
