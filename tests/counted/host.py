@@ -79,7 +79,7 @@ class Busy:
             new_uid=requests.new_uid,
             on_end=requests.end,
             on_broken=requests.spoil,
-            tell=lambda: None,
+            flush=lambda: None,
         )
         self._loop = StepLoop(self._rig.scheduler, runner, committer)
         self._admit(count)

@@ -103,7 +103,7 @@ def watched_loads() -> Stopwatch:
 def watched_engine(cluster: Clocked) -> Stopwatch:
     """What the engine's thread does."""
     engine, watch = cluster.workers["unified"].engine, Stopwatch()
-    for name in ("_receive", "_look_after", "_tell"):
+    for name in ("_receive", "_poll_background", "_send_events"):
         watch.watch(engine, name)
     watch.watch(engine._loop, "step")
     watch.watch(engine._parts.adapters.memory, "fill")

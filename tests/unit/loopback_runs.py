@@ -74,6 +74,6 @@ def assert_idle(cluster: Loopback) -> None:
 def patient(config: EngineConfig) -> Loopback:
     """The split services, where no draft comes too late, however slow the machine."""
     cluster = Loopback(*split_configs(config))
-    waits = SimpleNamespace(draft_wait_s=20.0, stepped=lambda landed, seconds: None)
-    cluster.by_role["decode"].engine._drafting.patience = waits
+    waits = SimpleNamespace(seconds=20.0, record_step=lambda landed, seconds: None)
+    cluster.by_role["decode"].engine._drafting.draft_wait = waits
     return cluster

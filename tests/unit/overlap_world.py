@@ -170,7 +170,7 @@ class World:
             new_uid=requests.new_uid,
             on_end=requests.end,
             on_broken=requests.spoil,
-            tell=lambda: None,
+            flush=lambda: None,
         )
 
     def run(self, requests: SequenceOf[GenerationRequest], *, cancels: float = 0.0) -> None:

@@ -149,7 +149,7 @@ class StateWorld:
             new_uid=self.rig.requests.new_uid,
             on_end=self.rig.requests.end,
             on_broken=self.rig.requests.spoil,
-            tell=lambda: None,
+            flush=lambda: None,
         )
         self.loop = StepLoop(self.rig.scheduler, self.runner, committer)  # type: ignore[arg-type]
         self._ids = itertools.count()

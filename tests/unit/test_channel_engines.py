@@ -38,8 +38,8 @@ class Pair(Loopback):
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(*split_configs(config)[1:])
-        waits = SimpleNamespace(draft_wait_s=PATIENCE_S, stepped=lambda landed, seconds: None)
-        self.decode.engine._drafting.patience = waits
+        waits = SimpleNamespace(seconds=PATIENCE_S, record_step=lambda landed, seconds: None)
+        self.decode.engine._drafting.draft_wait = waits
         channels = self.decode.engine._drafting.drafter._head._channels
         deadline = time.monotonic() + PATIENCE_S
         while config.transfer != GRPC and channels.mailbox("draft") is None:
@@ -132,6 +132,7 @@ def test_a_drafter_that_dies_is_not_waited_for(
     monkeypatch.setattr(DraftChannels, "wake", dies)
     assert run_all(cluster, ASKED) == expected, "or it took too long: a dead drafter was waited for"
     drafting = cluster.decode.engine._drafting
-    assert cluster.dead and not drafting.awaits() and not drafting.owed() and drafting.missed_rounds == 0
+    assert cluster.dead and not drafting.blocks_next_step() and not drafting.owed()
+    assert drafting.missed_rounds == 0
     cluster.close()
     assert mapped() == 0

@@ -172,7 +172,7 @@ class World:
             new_uid=rig.requests.new_uid,
             on_end=rig.requests.end,
             on_broken=rig.requests.spoil,
-            tell=lambda: None,
+            flush=lambda: None,
         )
 
     def submit(self, name: str, prompt: int, max_tokens: int, choices: int = 1) -> None:

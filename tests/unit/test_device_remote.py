@@ -95,6 +95,6 @@ def test_a_drafter_that_dies_leaves_a_plain_engine_that_runs_ahead(config: Engin
     drafting = cluster.workers["decode"].engine._drafting
     found = served(cluster, wanted)
     assert tokens(found) == tokens(expected)
-    assert not drafting.awaits() and not drafting.owed() and drafting.missed_rounds <= 2
+    assert not drafting.blocks_next_step() and not drafting.owed() and drafting.missed_rounds <= 2
     offered = [bool(entry.offered) for entry in found[0].entries]
     assert any(offered) and not any(offered[-2:])

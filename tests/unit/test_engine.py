@@ -82,8 +82,8 @@ def test_split_services_change_no_token(base: EngineConfig) -> None:
 def test_the_first_round_of_every_choice_is_drafted_by_a_service(base: EngineConfig) -> None:
     """What asks for its draft leaves before the engine waits for the answer."""
     cluster = Loopback(*split_configs(base))
-    cluster.by_role["decode"].engine._drafting.patience = SimpleNamespace(
-        draft_wait_s=20.0, stepped=lambda landed, seconds: None
+    cluster.by_role["decode"].engine._drafting.draft_wait = SimpleNamespace(
+        seconds=20.0, record_step=lambda landed, seconds: None
     )
     for i in range(4):
         params, choices = (

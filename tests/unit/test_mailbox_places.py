@@ -324,35 +324,35 @@ def landed(*, offered: int, accepted: int = 0, mailed: bool = True) -> StepResul
 
 def test_steps_that_waited_in_vain_do_not_lengthen_the_wait() -> None:
     patience = DraftWait()
-    patience.stepped([landed(offered=0)], 0.010)
-    assert patience.draft_wait_s == pytest.approx(0.010), "the first is better than nothing"
+    patience.record_step([landed(offered=0)], 0.010)
+    assert patience.seconds == pytest.approx(0.010), "the first is better than nothing"
     for _ in range(50):
-        patience.stepped([landed(offered=0), landed(offered=3, accepted=1)], 0.040)
-    assert patience.draft_wait_s == pytest.approx(0.010)
+        patience.record_step([landed(offered=0), landed(offered=3, accepted=1)], 0.040)
+    assert patience.seconds == pytest.approx(0.010)
     for _ in range(100):
-        patience.stepped([landed(offered=0, mailed=False)], 0.004)
-    assert patience.draft_wait_s < 0.005
+        patience.record_step([landed(offered=0, mailed=False)], 0.004)
+    assert patience.seconds < 0.005
 
 
 def test_a_wait_that_was_too_short_for_any_proposal_grows_again() -> None:
     """Else a text that is hard to draft for would end all drafting by mailboxes."""
     patience = DraftWait()
     for _ in range(100):
-        patience.stepped([landed(offered=3)], 0.010)
-    assert patience.draft_wait_s < 0.0001
+        patience.record_step([landed(offered=3)], 0.010)
+    assert patience.seconds < 0.0001
     for _ in range(300):
-        patience.stepped([landed(offered=0)], 0.010)
-    assert 0.005 < patience.draft_wait_s < 0.010
+        patience.record_step([landed(offered=0)], 0.010)
+    assert 0.005 < patience.seconds < 0.010
     for _ in range(100):
-        patience.stepped([landed(offered=3, accepted=3)], 0.010)
+        patience.record_step([landed(offered=3, accepted=3)], 0.010)
     for _ in range(300):
-        patience.stepped([landed(offered=0)], 0.010)
-    assert patience.draft_wait_s == pytest.approx(0.020), "a good drafter is waited for as before"
+        patience.record_step([landed(offered=0)], 0.010)
+    assert patience.seconds == pytest.approx(0.020), "a good drafter is waited for as before"
 
 
 def test_proposals_that_came_are_learnt_from_beside_others_that_did_not() -> None:
     patience = DraftWait()
-    patience.stepped([landed(offered=3)], 0.010)
+    patience.record_step([landed(offered=3)], 0.010)
     for _ in range(100):
-        patience.stepped([landed(offered=0), landed(offered=3)], 0.010)
-    assert patience.draft_wait_s < 0.0001
+        patience.record_step([landed(offered=0), landed(offered=3)], 0.010)
+    assert patience.seconds < 0.0001

@@ -100,7 +100,7 @@ def _loop(
         new_uid=rig.requests.new_uid,
         on_end=rig.requests.end,
         on_broken=rig.requests.spoil,
-        tell=tell,
+        flush=tell,
     )
     return StepLoop(rig.scheduler, runner, committer)
 

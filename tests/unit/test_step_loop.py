@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from eyas.engine.loop import step_loop
-from eyas.engine.loop.step_loop import LOOK_S, MARGIN_S, StepClock, StepLoop
+from eyas.engine.loop.step_loop import MARGIN_S, POLL_S, StepClock, StepLoop
 
 STEP_S = 0.2  # as long as the clock has learned that a step takes
 
@@ -61,7 +61,10 @@ def a_loop(runner: Runner) -> StepLoop:
         schedule=lambda: [work], preempted=[], pool=pool, crowded=False, state_copies=list
     )
     drafting = SimpleNamespace(
-        stepped=lambda landed, seconds: None, awaits=lambda: False, wait_s=0.0, beginning=lambda works: None
+        record_step=lambda landed, seconds: None,
+        blocks_next_step=lambda: False,
+        wait_s=0.0,
+        begin_prompts=lambda works: None,
     )
     committer = SimpleNamespace(drafting=drafting, commit=lambda landed: None)
     return StepLoop(scheduler, runner, committer)  # type: ignore[arg-type]
@@ -75,7 +78,7 @@ def test_a_step_that_is_over_is_not_waited_for() -> None:
         loop.step()
         time.sleep(STEP_S)
     loop.step()
-    assert loop.spare_s == LOOK_S, "a step that goes on is looked after often"
+    assert loop.spare_s == POLL_S, "a step that goes on is looked after often"
     runner.flights[-1].over = True
     assert loop.spare_s == 0.0
     loop.step()
@@ -112,7 +115,7 @@ def test_what_a_drafter_waits_for_lands_before_the_next_step_is_composed() -> No
     runner = Runner()
     loop = a_loop(runner)
     for awaited, flying in ((True, 0), (True, 0), (False, 1), (False, 1), (True, 0)):
-        loop.committer.drafting.awaits = lambda awaited=awaited: awaited  # type: ignore[method-assign]
+        loop.committer.drafting.blocks_next_step = lambda awaited=awaited: awaited  # type: ignore[method-assign]
         loop.step()
         assert sum(not flight.over for flight in runner.flights) == flying
 
@@ -123,10 +126,10 @@ def test_at_rest_no_step_is_in_flight() -> None:
     loop = a_loop(runner)
     loop.step()
     assert [flight.over for flight in runner.flights] == [False]
-    loop.rest()
+    loop.quiesce()
     assert [flight.over for flight in runner.flights] == [True]
     assert runner.waited == 1
-    loop.rest()
+    loop.quiesce()
     assert len(runner.flights) == 1, "nothing flew"
     loop.step()
     assert [flight.over for flight in runner.flights] == [True, False]

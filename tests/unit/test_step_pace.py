@@ -107,10 +107,10 @@ def test_a_step_lasts_from_the_one_before_it(monkeypatch: pytest.MonkeyPatch) ->
         schedule=lambda: composed, preempted=[], pool=pool, crowded=False, state_copies=list
     )
     drafting = SimpleNamespace(
-        stepped=lambda landed, seconds: drafted_for.append(seconds),
-        awaits=lambda: False,
+        record_step=lambda landed, seconds: drafted_for.append(seconds),
+        blocks_next_step=lambda: False,
         wait_s=0.0,
-        beginning=lambda works: None,
+        begin_prompts=lambda works: None,
     )
     committer = SimpleNamespace(drafting=drafting, commit=lambda landed: None)
     paces = SimpleNamespace(landed=lambda works, seconds: told.append(seconds))

@@ -1,7 +1,7 @@
-"""Commits a landed step: the tokens that count, the sequences that end, the reports to drafters and leases.
+"""Commits a landed step: appends tokens, ends sequences, and notifies drafters and leases.
 
-It is the same for every runner. Work is of three kinds: rows of a prompt, the end of a prompt that is decoded
-elsewhere, and what gives tokens here (a round, or the end of a prompt).
+The code is the same for every runner. A step's work is of three kinds: rows of a prompt; the end of a prompt
+that another worker decodes; and work that yields tokens here, a round or the end of a prompt.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from eyas.engine.states.shape import SPAN
 
 @dataclass(frozen=True)
 class StepCommitter:
-    """Commits steps in the order of their landing. `on_end` is told of every sequence that finished,
-    `on_broken` of every request with logits that are not finite. `tell` sends what is in the outbox, and
-    what drafters are to hear.
+    """Commits steps in the order in which they land.
+
+    `on_end` is called with every finished sequence, `on_broken` with every request whose logits are not
+    finite. `flush` sends the events in the outbox and the messages for drafters.
     """
 
     scheduler: Schedulers
@@ -40,69 +41,72 @@ class StepCommitter:
     new_uid: Callable[[], int]
     on_end: Callable[[Sequence], None]
     on_broken: Callable[[Generation], None]
-    tell: Callable[[], None]
+    flush: Callable[[], None]
 
     def commit(self, landed: SequenceOf[StepResult]) -> None:
-        """Applies one step; results of requests cancelled meanwhile are dropped.
+        """Applies the results of one step; those of cancelled requests are dropped.
 
-        A prompt's rows have their draft KV before its pages are offered or copied, and no page is
-        given back before that is done.
+        The draft KV of a prompt's rows is written before the pages are offered or copied, and no page is
+        released before that.
         """
-        alive = [one for one in landed if self._is_alive(one)]
-        if broken := dict.fromkeys(one.work.seq.generation for one in alive if not one.finite):
+        alive = [result for result in landed if self._is_alive(result)]
+        if broken := dict.fromkeys(result.work.seq.generation for result in alive if not result.finite):
             for generation in broken:
                 self.on_broken(generation)
-            alive = [one for one in alive if one.work.seq.generation not in broken]
-        ended = [one.work.seq for one in alive if self._take(one)]
+            alive = [result for result in alive if result.work.seq.generation not in broken]
+        ended = [result.work.seq for result in alive if self._commit_tokens(result)]
         self.drafting.post()
-        if not ended and any(one.work.sample and not one.work.round for one in alive):
-            self.tell()  # before a prompt is cached, which takes a millisecond if it is long
-        for one in alive:
-            if not one.work.sample:
-                self.scheduler.passed(one.work)
-            if one.work.seq.generation.kind is GenerationKind.PREFILL:
-                self._offer(one)
+        if not ended and any(result.work.sample and not result.work.round for result in alive):
+            self.flush()  # before the prompt is cached, which takes a millisecond for a long one
+        for result in alive:
+            if not result.work.sample:
+                self.scheduler.passed(result.work)
+            if result.work.seq.generation.kind is GenerationKind.PREFILL:
+                self._offer(result)
                 continue
-            if one.work.sample and not one.work.round:  # while it decodes, others may begin with this prompt
-                self.scheduler.remember(one.work.seq, below=one.work.start + one.rows)
-            if one.forks:
-                self._fork(one)
+            if (
+                result.work.sample and not result.work.round
+            ):  # a whole prompt: other requests may now share it
+                self.scheduler.remember(result.work.seq, below=result.work.start + result.rows)
+            if result.forks:
+                self._fork(result)
         self.drafting.post()
         for seq in ended:
-            self.drafting.answered(seq)
+            self.drafting.record_answer(seq)
             self.on_end(seq)
 
-    def _is_alive(self, one: StepResult) -> bool:
-        seq, generation = one.work.seq, one.work.seq.generation
-        seq.in_flight -= one.work.sample
-        if one.scores is not None:
-            generation.scored(*one.scores)
+    def _is_alive(self, result: StepResult) -> bool:
+        seq, generation = result.work.seq, result.work.seq.generation
+        seq.in_flight -= result.work.sample
+        if result.scores is not None:
+            generation.scored(*result.scores)
         return seq in generation.sequences
 
-    def _take(self, one: StepResult) -> bool:
-        """Takes the accepted rows, and the tokens of a sequence that decodes here; True if they end it."""
-        work, seq = one.work, one.work.seq
+    def _commit_tokens(self, result: StepResult) -> bool:
+        """Commits the accepted rows, and the tokens of a sequence that decodes here; True if it has ended."""
+        work, seq = result.work, result.work.seq
         if not work.sample or seq.generation.kind is GenerationKind.PREFILL:
-            self.drafting.certain(one, propose=False)
+            self.drafting.commit_rows(result, propose=False)
             return False
-        emitted, why = finish(seq.generation.request.params, self.eos_ids, len(seq.output), one.tokens)
-        drafts = one.drafts._replace(accepted=min(one.drafts.accepted, len(emitted)))
-        self.outbox.entry(seq, emitted, one.logprobs, why, drafts=drafts)
+        emitted, why = finish(seq.generation.request.params, self.eos_ids, len(seq.output), result.tokens)
+        drafts = result.drafts._replace(accepted=min(result.drafts.accepted, len(emitted)))
+        self.outbox.entry(seq, emitted, result.logprobs, why, drafts=drafts)
         seq.output += emitted
         if work.round and seq.occupancy == work.occupancy:
-            seq.grow(one.rows - 1, drafted=self.runner.drafts and work.followed)
-            # Where the newest round began, which may be in flight, its state stands.
-            seq.bound = (seq.kv_len - (seq.in_flight or one.rows)) // SPAN * SPAN
-        if why is None or one.forks or not work.round:  # a prompt may serve others when its answer is over
-            self.drafting.certain(one, propose=why is None)
+            seq.grow(result.rows - 1, drafted=self.runner.drafts and work.followed)
+            # The state is that of the newest round's first row; that round may be in flight.
+            seq.bound = (seq.kv_len - (seq.in_flight or result.rows)) // SPAN * SPAN
+        # A prompt may be shared by later requests even when its answer has ended.
+        if why is None or result.forks or not work.round:
+            self.drafting.commit_rows(result, propose=why is None)
         return why is not None
 
-    def _fork(self, one: StepResult) -> None:
-        """The prompt is done: its other choices get their first token, their pages, and their drafts."""
-        leader, generation = one.work.seq, one.work.seq.generation
+    def _fork(self, result: StepResult) -> None:
+        """Starts the other choices of a finished prompt: their first token, pages and drafts."""
+        leader, generation = result.work.seq, result.work.seq.generation
         choices, leader.forks = leader.forks, ()
         for choice in choices:
-            token, logprob = one.forks[choice]
+            token, logprob = result.forks[choice]
             emitted, why = finish(generation.request.params, self.eos_ids, 0, [token])
             follower = Sequence(self.new_uid(), generation, choice, leader.prompt, [])
             self.outbox.entry(follower, emitted, [logprob], why)
@@ -114,21 +118,24 @@ class StepCommitter:
             if copies is not None:
                 for copy in copies:
                     self.runner.copy_page(*copy)
-                self.drafting.fork(leader, follower, one.features)
+                self.drafting.fork(leader, follower, result.features)
 
-    def _offer(self, one: StepResult) -> None:
-        """Rows of a prompt for elsewhere are here; at its end token 0 of every choice goes to both sides."""
-        work, seq, generation = one.work, one.work.seq, one.work.seq.generation
-        self.leases.filled(generation, work.start + one.rows)
+    def _offer(self, result: StepResult) -> None:
+        """Offers computed rows of a prompt that another worker decodes; at the end of the prompt, also sends
+        the first token of every choice to the front and to the decode worker.
+        """
+        work, seq, generation = result.work, result.work.seq, result.work.seq.generation
+        self.leases.filled(generation, work.start + result.rows)
         if not work.sample:
             return
         first = []
-        sampled = {seq.choice: (one.tokens[0], one.logprobs[0] if one.logprobs else None), **one.forks}
+        logprob = result.logprobs[0] if result.logprobs else None
+        sampled = {seq.choice: (result.tokens[0], logprob), **result.forks}
         for choice in (seq.choice, *seq.forks):
             token, logprob = sampled[choice]
             _, why = finish(generation.request.params, self.eos_ids, 0, [token])
             first.append(FirstToken(choice, token, logprob, why, generation.prompt_once()))
-        feature = b"" if one.features is None else one.features[-1].float().cpu().numpy().tobytes()
+        feature = b"" if result.features is None else result.features[-1].float().cpu().numpy().tobytes()
         self.leases.finished(generation, tuple(first), feature)
         timings = generation.timings_once(time.monotonic()) or EngineTimings()
         self.outbox.add(PrefillDone(generation.id, generation.attempt, tuple(first), timings))

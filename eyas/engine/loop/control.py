@@ -1,8 +1,8 @@
-"""Commands of an operator to an engine, beside requests: pauses, and memory that leaves and comes back.
+"""An operator's commands to an engine: pause and continue generation, release and resume memory.
 
-Commands are carried out in order, one at a time, between two steps. Memory moves on a thread of its own, so
-that the loop goes on and says that it is alive; no step runs meanwhile. Requests that come while the engine
-is paused wait in its queue; while it sleeps without a pause they are refused: nothing says that it will wake.
+Commands run in order, one at a time, between two steps. Memory is moved by a separate thread, so that the
+loop keeps reporting that it is alive; no step runs meanwhile. Requests that arrive during a pause wait in the
+queue. While memory is released without a pause they are refused, because the engine may never wake.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from eyas.engine.scheduling.requests import RequestTable
 _log = logging.getLogger("eyas.engine")
 
 MemoryParts = Mapping[MemoryTag, SequenceOf[MovableMemory]]
-"""What each tag moves. A tag that is not there cannot leave; one with nothing stays where it is."""
+"""The memory that belongs to each tag. A missing tag cannot be released; an empty one is released trivially.
+"""
 
 
 @dataclass(frozen=True)
 class _Moves:
-    """Memory that has moved; the tags whose memory is `here` after that, of those that were to move."""
+    """The result of moving memory. `here`: those of the tags whose memory is on the device afterwards."""
 
     here: SequenceOf[MemoryTag]
     moved: SequenceOf[MemoryMove]
@@ -51,8 +52,8 @@ class _Moves:
 
 @dataclass
 class EngineControl:
-    """Carries commands out. `work`: what the engine still has, as words. `forget`: whatever else it knows of
-    answers goes with the prefix cache.
+    """Carries out commands. `work` describes the engine's unfinished work; empty: none. `forget` drops recent
+    answers when the prefix cache is flushed.
     """
 
     loop: StepLoop
@@ -62,10 +63,10 @@ class EngineControl:
     memory: MemoryParts
     work: Callable[[], str]
     forget: Callable[[], None]
-    paused: frozenset[PauseMode] = frozenset()  # by these, one after the other; empty: it is not
+    paused: frozenset[PauseMode] = frozenset()  # the modes of all pauses since it last ran; empty: it runs
     released: tuple[MemoryTag, ...] = ()
-    _queue: deque[tuple[ControlEngine, float]] = field(default_factory=deque)  # and when it came
-    _until: float | None = None  # monotonic seconds: when a pause ends by itself
+    _queue: deque[tuple[ControlEngine, float]] = field(default_factory=deque)  # with arrival times
+    _until: float | None = None  # monotonic seconds at which a pause ends by its limit
     _moving: Future[_Moves] | None = None
     _thread: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="move-memory")
@@ -78,48 +79,48 @@ class EngineControl:
 
     @property
     def waits(self) -> bool:
-        """Whether a command waits, as for the end of what runs."""
+        """Whether a command waits, as for running requests to end."""
         return bool(self._queue)
 
     @property
-    def _keeps(self) -> bool:
-        """Whether what comes in a pause keeps its KV, if memory is to leave."""
+    def _keeps_kv(self) -> bool:
+        """Whether requests keep their KV during the pause, even if memory is to be released."""
         return self.paused <= {PauseMode.IN_PLACE}
 
     @property
     def moving(self) -> bool:
-        """Whether memory moves just now."""
+        """Whether memory is being moved."""
         return self._moving is not None
 
     def receive(self, command: ControlEngine) -> None:
-        """Queues a command. One `EngineControlled` follows."""
+        """Queues a command, which is answered by one `EngineControlled`."""
         self._queue.append((command, time.monotonic()))
 
     def poll(self, now: float) -> None:
-        """Runs once a loop: carries out what can be, in order."""
+        """Carries out the queued commands that can be, in order; called once per iteration of the loop."""
         while self._queue:
-            command, came = self._queue[0]
+            command, arrived = self._queue[0]
             try:
-                outcome = self._carry_out(command, now - came)
+                outcome = self._carry_out(command, now - arrived)
                 answer = None if outcome is None else EngineControlled(command.call, outcome)
             except EyasError as error:
                 answer = EngineControlled(command.call, failure=WireFailure.of(error))
-            self._say_what_waits()
+            self._update_admission()
             if answer is None:
                 return
             self._queue.popleft()
             self.outbox.add(answer)
         if self._until is not None and now > self._until and not self.released:
             _log.warning("nobody has ended the pause: generation goes on at its limit")
-            self._go_on()
-            self._say_what_waits()
+            self._continue()
+            self._update_admission()
 
     def close(self) -> None:
-        """Waits until nothing moves any more."""
+        """Waits until no memory is being moved."""
         self._thread.shutdown()
 
     def _carry_out(self, command: ControlEngine, waited_s: float) -> ControlOutcome | None:
-        """The outcome, or None: it is not done yet. Raises EyasError: it cannot be."""
+        """The outcome of a command; None if it is not done yet. Raises EyasError if it is impossible."""
         match command.command:
             case PauseGeneration(mode=mode, limit_s=limit_s):
                 self._until = time.monotonic() + limit_s if limit_s else None
@@ -127,18 +128,18 @@ class EngineControl:
             case ContinueGeneration():
                 if self.released:
                     raise Busy(f"its {_named(self.released)} must be resumed first")
-                self._go_on()
+                self._continue()
                 return ControlOutcome()
             case ReleaseMemory(tags=tags, wait_s=wait_s):
                 return self._release(tags, waited_s >= wait_s)
             case ResumeMemory(tags=tags):
                 return self._resume(tags)
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         self.paused, self._until = frozenset(), None
 
     def _pause(self, mode: PauseMode) -> ControlOutcome:
-        self.loop.rest()
+        self.loop.quiesce()
         self.paused |= {mode}
         match mode:
             case PauseMode.ABORT:
@@ -150,7 +151,7 @@ class EngineControl:
 
     def _release(self, tags: SequenceOf[MemoryTag], overdue: bool) -> ControlOutcome | None:
         if self._moving is not None:
-            return self._moved()
+            return self._move_outcome()
         for tag in tags:
             if tag not in self.memory:
                 raise InvalidRequest(f"tags: {tag} cannot leave here (--memory-saver)", param="tags")
@@ -159,13 +160,13 @@ class EngineControl:
             if overdue:
                 raise Busy(f"it still has {busy}: pause it (mode abort or retract) first")
             return None
-        self.loop.rest()
+        self.loop.quiesce()
         self.released += tuple(leaving)
         self._moving = self._thread.submit(self._move, leaving, out=True)
         return None
 
     def _obstacle(self, leaving: SequenceOf[MemoryTag]) -> str:
-        """What still uses the memory, as words; empty: nothing, and where KV leaves the cache is empty."""
+        """What still uses the memory, in words; empty: nothing. Flushes the cache if KV is to be released."""
         if not leaving:
             return ""
         if MemoryTag.WEIGHTS in leaving and (table := self.requests.adapters) is not None and table.busy:
@@ -174,8 +175,8 @@ class EngineControl:
             return work
         if MemoryTag.KV_CACHE not in leaving:
             return ""
-        if not self._keeps:
-            self.requests.retract()  # what came since
+        if not self._keeps_kv:
+            self.requests.retract()  # requests that arrived since the pause
         if self.scheduler.flush() is None:
             return f"{self.scheduler.pool.used} pages in use"
         self.forget()
@@ -183,13 +184,13 @@ class EngineControl:
 
     def _resume(self, tags: SequenceOf[MemoryTag]) -> ControlOutcome | None:
         if self._moving is not None:
-            return self._moved()
+            return self._move_outcome()
         coming = [tag for tag in MemoryTag if tag in tags and tag in self.released]
         self._moving = self._thread.submit(self._move, coming, out=False)
         return None
 
     def _move(self, tags: SequenceOf[MemoryTag], *, out: bool) -> _Moves:
-        """Moves the memory of these tags, one after the other, until one fails; on a thread."""
+        """Moves the memory of these tags sequentially until one fails; runs in the thread."""
         moved: list[MemoryMove] = []
         for tag in tags:
             began = time.monotonic()
@@ -201,8 +202,8 @@ class EngineControl:
             moved.append(MemoryMove(tag, size, time.monotonic() - began))
         return _Moves(() if out else tags, moved)
 
-    def _moved(self) -> ControlOutcome | None:
-        """The outcome of what moves, or None: it still does. Raises ConfigError; EngineError if a rank is
+    def _move_outcome(self) -> ControlOutcome | None:
+        """The outcome of the move; None while it runs. Raises ConfigError, or EngineError if a rank is
         lost.
         """
         moving = self._moving
@@ -216,17 +217,17 @@ class EngineControl:
             raise moves.error
         return ControlOutcome(moved=tuple(moves.moved))
 
-    def _say_what_waits(self) -> None:
-        """New requests are refused while memory is away, but where a pause says that they may wait. No pages
-        are lent meanwhile: what were written there would be lost, and elsewhere is no memory to write to.
+    def _update_admission(self) -> None:
+        """Has new requests refused while memory is released, unless a pause lets them wait. No pages are lent
+        to other workers meanwhile: data written to released pages would be lost.
         """
-        self.requests.lends = self._keeps and MemoryTag.KV_CACHE not in self.released
+        self.requests.lends = self._keeps_kv and MemoryTag.KV_CACHE not in self.released
         away = f"it sleeps: its {_named(self.released)} must be resumed first (/resume_memory_occupation)"
         self.requests.asleep = away if self.released and not self.paused else ""
 
 
 def _move_all(memory: SequenceOf[MovableMemory], *, out: bool) -> int:
-    """Moves all of it, or none if a part fails; the bytes. Raises ConfigError or OSError."""
+    """Moves all parts, or none if one fails; returns the bytes moved. Raises ConfigError or OSError."""
     moved: list[MovableMemory] = []
     size = 0
     try:

@@ -1,7 +1,7 @@
 """The engine of a target model: one loop that receives commands, runs steps and sends events.
 
-`eyas.engine.loop.step_loop` orders the parts of a step, and a `StepRunner` computes it. The engine owns
-slots, pages, leases and every request.
+`StepLoop` orders the parts of a step, and a `StepRunner` computes it. The engine owns the slots, pages,
+leases and requests.
 """
 
 from __future__ import annotations
@@ -74,28 +74,28 @@ from eyas.engine.speculation.drafters.base import Drafter
 from kv_transfer.copier import PageCopier
 from kv_transfer.copy_threads import CopyBell
 
-IDLE_S = 0.1  # the longest nap: deadlines and leases are looked after at least so often
-COPYING_S = 0.001  # while copies run, those are looked for so often that ring no bell
-LOAD_S = 0.5  # the front hears of the load at least so often
-NEWS = 256  # pages that a loop names to the front at most
-COUNT_S = 0.1  # between two counts of the backlog, at least
-STOP_S = 5.0  # the longest wait at shutdown for a copy that still runs
+IDLE_S = 0.1  # the longest wait for a command: deadlines and leases are checked at this interval
+COPYING_S = 0.001  # the same while copies run: some kinds of copy signal no descriptor when they end
+LOAD_S = 0.5  # the longest time between two reports of the load to the front
+MAX_CACHE_CHANGES = 256  # changed pages that one iteration reports to the front, at most
+COUNT_S = 0.1  # the shortest time between two counts of the backlog
+STOP_S = 5.0  # the longest wait at shutdown for a running copy
 
 
 @dataclass(frozen=True)
 class EngineParts:
-    """Everything an engine is made of, loaded and warm.
+    """The parts of an engine, loaded and warmed up.
 
-    `drafter`: one outside the steps, if there is one. `pacing`: where depths are adaptive. `pulls`: of target
-    KV; `draft_pulls`: of draft KV, if that lives here. `travels`: can pages leave the pools, or come there?
-    `adapters`: None where none can be loaded. `store`: how weights change. `balance`: of ranks' experts, if
-    these may have replicas.
+    `drafter`: a drafter outside the steps, if any. `pacing`: adapts the draft depth, if that is on. `pulls`:
+    of target KV; `draft_pulls`: of draft KV, if it is stored in this engine. `travels`: whether pages can be
+    sent to and received from other workers. `adapters`: None if adapters cannot be loaded. `store`: replaces
+    the weights. `balance`: replicates busy experts among ranks, if that is on.
     """
 
     config: EngineConfig
     model: ModelConfig
     runner: StepRunner
-    pools: tuple[KvPool, ...]  # target first; a draft pool here shares its page numbers
+    pools: tuple[KvPool, ...]  # the target's first; a draft pool shares its page numbers
     scheduler: Schedulers
     drafter: Drafter | None
     pacing: DepthPacing | None
@@ -116,10 +116,7 @@ class EngineParts:
 
 
 class Engine:
-    """Built from `EngineParts`; `run` blocks until `ShutdownEngine`, or until idle after `DrainEngine`.
-
-    `pulse`: of all that the engine computes with.
-    """
+    """Built from `EngineParts`; `run` blocks until `ShutdownEngine`, or until idle after `DrainEngine`."""
 
     def __init__(self, parts: EngineParts, link: EngineLink, pulse: EngineHeartbeat | None = None) -> None:
         self._parts = parts
@@ -138,10 +135,10 @@ class Engine:
         self._loop = self._new_loop()
         self._control = self._new_control()
         self._handlers = self._routes()
-        self._between: list[Callable[[], None]] = []  # calls that wait for the end of the step in flight
+        self._between: list[Callable[[], None]] = []  # calls to run when the step in flight has ended
         self._stopping = False
         self._progress = 0
-        self._heard = 0  # commands
+        self._commands = 0  # received
         self._loaded: tuple[float, EngineLoad | None] = (0.0, None)
         self._backlog: tuple[float, WorkerBacklog] = (0.0, WorkerBacklog())
         self._busy = False
@@ -188,7 +185,7 @@ class Engine:
             new_uid=self._requests.new_uid,
             on_end=self._requests.end,
             on_broken=self._requests.spoil,
-            tell=self._send,
+            flush=self._flush,
         )
         rates = parts.ready.rates
         paces = None if rates is None else StepPaces(rates.times)
@@ -238,7 +235,7 @@ class Engine:
             LoadAdapter: self._adapters.load,
             UnloadAdapter: self._adapters.unload,
             ControlEngine: self._control.receive,
-            DraftDown: self._drafts_came,
+            DraftDown: self._deliver_drafts,
             DrainEngine: requests.drain,
             ShutdownEngine: self._shut_down,
         }
@@ -246,11 +243,11 @@ class Engine:
     # --- the loop ------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serves until it is told to stop, then frees everything and says `EngineStopped`."""
+        """Serves until `ShutdownEngine`, then frees everything and sends `EngineStopped`."""
         gc.collect()
-        gc.freeze()  # what the start left behind is not searched again: that would stop a step for 20 ms
-        # Together, so that no worker is known to serve whose room is not known: it would count as full.
-        self._link.send([self._parts.ready, self._stamped(self._load(), time.monotonic())])
+        gc.freeze()  # later collections skip the objects of the start, which would stop a step for 20 ms
+        # One message: a router that knew the worker without its capacity would count it as full.
+        self._link.send([self._parts.ready, self._with_counters(self._load(), time.monotonic())])
         try:
             while not self._stopping:
                 self._pulse.loop()
@@ -258,19 +255,19 @@ class Engine:
                 self._run_between()
                 self._busy = self._control.runs and self._loop.step()
                 self._requests.remember()
-                self._busy |= self._look_after(time.monotonic())  # what may run now is not slept over
+                self._busy |= self._poll_background(time.monotonic())
                 self._stopping |= self._requests.draining and not self._work()
-                self._tell()
+                self._send_events()
         finally:
             self._close()
         self._link.send([EngineStopped()])
 
     def between_steps(self, call: Callable[[], None]) -> None:
-        """Has `call` run once, by the engine's thread, while no step is in flight and the device is idle: it
-        may write weights in place, or take memory away that steps read. What it raises ends the engine.
+        """Runs `call` once, in the engine's thread, while no step is in flight and the device is idle: it may
+        overwrite weights, or release memory that steps read. An exception from it ends the engine.
 
-        The requests, pages and leases of the engine are where they were. A call that must not meet any looks
-        for them itself, and may ask again. A call that takes long beats the engine's pulse.
+        Requests, pages and leases stay as they are: a call that needs them gone checks for them itself, and
+        may schedule itself again. A call that takes long must beat the engine's pulse.
         """
         self._between.append(call)
 
@@ -278,30 +275,30 @@ class Engine:
         if not self._between:
             return
         calls, self._between = self._between, []
-        self._loop.rest()
+        self._loop.quiesce()
         for call in calls:
             call()
 
     def _receive(self) -> None:
-        """Take commands; wait for drafts while that is worth it, and nap when there is nothing to do."""
-        self._listen(self._nap())
+        """Handles commands until the next step is due; waits for drafts as long as that pays."""
+        self._handle_commands(self._idle_timeout_s())
         while self._busy and (left := self._loop.spare_s) > 0:
-            self._listen(left)
+            self._handle_commands(left)
         deadline = time.monotonic() + self._drafting.wait_s
         while self._drafting.owed() and (left := deadline - time.monotonic()) > 0:
-            self._listen(left)
+            self._handle_commands(left)
         self._drafting.adopt()
 
-    def _nap(self) -> float:
-        """Seconds to wait for commands, or until a bell rings."""
+    def _idle_timeout_s(self) -> float:
+        """Seconds to wait for a command, or for a descriptor that becomes readable."""
         if self._busy:
             return 0.0
-        others = self._untold or self._updates.looks or self._adapters.busy
-        looks = self._parts.grammars.awaited() or self._copying or others
-        return COPYING_S if looks else IDLE_S
+        updating = self._cache_changed or self._updates.looks or self._adapters.busy
+        polling = self._parts.grammars.awaited() or self._copying or updating
+        return COPYING_S if polling else IDLE_S
 
-    def _listen(self, timeout_s: float) -> None:
-        """Carry out what the front and draft workers say; waits up to `timeout_s` for the first word."""
+    def _handle_commands(self, timeout_s: float) -> None:
+        """Handles messages of the front and of draft workers; waits up to `timeout_s` for the first."""
         bell = self._parts.bell
         copies = (bell.descriptor,) if self._copying else ()
         commands = self._link.recv(timeout_s, (*self._drafting.bells, *copies))
@@ -309,14 +306,14 @@ class Engine:
             bell.quiet()
         for command in commands:
             self._handlers[type(command)](command)
-            self._heard += 1
+            self._commands += 1
             self._pulse()
         for down in self._drafting.arrived():
-            self._drafts_came(down)
-        self._link.send(self._drafting.outgoing())  # at once: it may be waited for
+            self._deliver_drafts(down)
+        self._link.send(self._drafting.outgoing())  # immediately: the draft worker may be waiting
 
-    def _look_after(self, now: float) -> bool:
-        """The host's pages, leases, copies, pulls, free slots and deadlines. True: a sequence may run now."""
+    def _poll_background(self, now: float) -> bool:
+        """Polls host pages, leases, copies, pulls, slots and deadlines. True if a sequence may run now."""
         joins, back, used = self._requests.joins, [], self._scheduler.pool.used
         if self._scheduler.host is not None:
             back = self._scheduler.host.poll(now)
@@ -345,15 +342,15 @@ class Engine:
         return bool(back or freed or seated) or self._requests.joins > joins
 
     def _paused(self) -> frozenset[PauseMode]:
-        """By what no step begins until an operator resumes; empty: by nothing."""
+        """The pauses in effect; no step runs until an operator ends them. Empty: not paused."""
         return self._control.paused
 
     def _weights_away(self) -> bool:
-        """Whether the memory of weights, and of adapters' slots, has left, or leaves."""
+        """Whether the memory of the weights and of the adapters' slots is released, or is being released."""
         return MemoryTag.WEIGHTS in self._control.released
 
     def _work(self) -> str:
-        """The work that the engine still has, in words; empty: nothing."""
+        """The engine's unfinished work, as "2 requests, 1 lease"; empty if it has none."""
         counts = {
             "request": len(self._requests.table),
             "pull": self._pulling,
@@ -373,7 +370,8 @@ class Engine:
         return bool(self._pulling or moving or (host is not None and host.copying))
 
     @property
-    def _untold(self) -> bool:
+    def _cache_changed(self) -> bool:
+        """Whether changes of the prefix cache are still to be reported to the front."""
         host = self._scheduler.host
         return self._scheduler.cache.untold or (host is not None and host.untold)
 
@@ -388,11 +386,14 @@ class Engine:
             return
         prober.begin(command, *self._scheduler.probed, time.monotonic())
 
-    def _send(self) -> None:
+    def _flush(self) -> None:
+        """Sends all events and draft messages now, in the middle of an iteration."""
         self._link.send([*self._outbox.take(), *self._drafting.outgoing()])
 
-    def _tell(self) -> None:
-        """One message up: what happened, and how loaded this worker is."""
+    def _send_events(self) -> None:
+        """Sends the iteration's events, changes of the load and changes of the prefix cache as one
+        message.
+        """
         self._progress += 1
         events = [*self._outbox.take(), *self._drafting.outgoing()]
         sent_at, sent = self._loaded
@@ -400,33 +401,35 @@ class Engine:
         now = time.monotonic()
         if load != sent or now - sent_at > LOAD_S:
             self._loaded = (now, load)
-            events.append(self._stamped(load, now))
+            events.append(self._with_counters(load, now))
         cache, origins = self._scheduler.cache, (b"", b"", b"")
         if cache.untold and self._parts.config.kv_events:
-            origins = cache.origins(NEWS)
-        host = (b"", b"") if self._scheduler.host is None else self._scheduler.host.news(NEWS)
-        if any(changes := (*cache.news(NEWS), *origins, *host)):
+            origins = cache.origins(MAX_CACHE_CHANGES)
+        host = (b"", b"") if self._scheduler.host is None else self._scheduler.host.news(MAX_CACHE_CHANGES)
+        if any(changes := (*cache.news(MAX_CACHE_CHANGES), *origins, *host)):
             events.append(CacheUpdate(cache.shape.size, cache.shape.lookahead, *changes))
         self._link.send(events)
 
-    def _stamped(self, load: EngineLoad, now: float) -> EngineLoad:
-        """A copy with the counters that every loop changes, which alone are no news."""
+    def _with_counters(self, load: EngineLoad, now: float) -> EngineLoad:
+        """A copy of `load` with the counters that change in every iteration, and alone are not worth a
+        report.
+        """
         seconds, sequences = self._loop.counts.seconds, self._loop.counts.sequences
         return msgspec.structs.replace(
             load,
             progress=self._progress,
-            heard=self._heard,
+            heard=self._commands,
             nodes_verified=self._outbox.nodes_verified,
             step_seconds=tuple(seconds.counts),
             step_seconds_total=seconds.total,
             step_sequences=tuple(sequences.counts),
             step_sequences_total=sequences.total,
             oldest_waiting_s=self._requests.oldest_waiting_s(now),
-            backlog=self._counted(now),
+            backlog=self._current_backlog(now),
         )
 
-    def _counted(self, now: float) -> WorkerBacklog:
-        """Counted every `COUNT_S`: it takes a look at every request."""
+    def _current_backlog(self, now: float) -> WorkerBacklog:
+        """The backlog, counted anew after `COUNT_S`, since that visits every request."""
         if now - self._backlog[0] > COUNT_S:
             paces = self._loop.paces
             pace = UNSEEN if paces is None else paces.pace
@@ -464,11 +467,11 @@ class Engine:
         """Transfer totals of all pulls, by path."""
         moved: dict[str, TransferTotals] = {}
         for pulls in self._pulls:
-            for path, some in pulls.moved.items():
-                moved[path] = moved.get(path, TransferTotals()).joined(some)
+            for path, totals in pulls.moved.items():
+                moved[path] = moved.get(path, TransferTotals()).joined(totals)
         return moved
 
-    def _drafts_came(self, down: DraftDown) -> None:
+    def _deliver_drafts(self, down: DraftDown) -> None:
         for handle, attempt in self._drafting.deliver(down):
             self._parts.pulls.refuse(handle, attempt)
 
@@ -495,9 +498,10 @@ class Engine:
 
 
 def _no_experts(parts: EngineParts) -> str:
-    """Why the experts that rows take are not told; empty: they are.
+    """Why this engine cannot report routed experts; empty if it can.
 
-    They are told of rows that are computed again: only exact arithmetic chooses the same then.
+    They are reported for rows that are computed a second time, which take the same experts under exact
+    arithmetic alone.
     """
     if not most_taken(parts.model):
         return "the model has no experts, or none that are known"

@@ -1,7 +1,8 @@
-"""Keeps ranks' experts busy alike: looks at the loads now and then, and has replicas made where they pay.
+"""Balances the experts' load over ranks: samples the loads periodically, and replicates experts where it
+pays.
 
-Loads are those of the last while: what was counted before counts half in each following look. One layer is
-planned and moved between two steps, and the steps go on.
+The load of an expert is a decaying sum: each sample halves the weight of the earlier ones. One layer is
+planned and moved between two steps.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ import numpy.typing as npt
 from eyas.engine.parallel.expert_plan import NONE, ExpertSlots, Loads, Replicas, planned, unevenness
 
 EVERY_S = 10.0
-"""Seconds between two looks at the loads."""
+"""Seconds between two samples of the loads."""
 
 WORTH = 0.05
-"""Replicas are moved where they bring the busiest rank of a layer nearer to the mean by this part of it."""
+"""The least gain for which replicas are moved: a fraction of the mean load of a layer's ranks, by which the
+busiest rank comes nearer to that mean.
+"""
 
 LEAST = 8
-"""Choices per expert that must have been counted, on average: fewer say little about any."""
+"""The mean number of choices per expert that a plan needs: fewer are no evidence."""
 
 
 class SpreadRanks(Protocol):
-    """All ranks, between two steps; `eyas.engine.loop.spread_ranks` has them."""
+    """The experts of all ranks, used between two steps. Implemented by `LeaderSpread`."""
 
     @property
     def slots(self) -> ExpertSlots:
@@ -37,30 +40,30 @@ class SpreadRanks(Protocol):
         """The replicas of each layer."""
 
     def begin_loads(self) -> None:
-        """Has the loads added up."""
+        """Begins to sum the loads over all ranks."""
 
     def loads(self) -> npt.NDArray[np.uint32] | None:
-        """The loads that were begun, counted from the start modulo 2^32: [layers, experts]; None: not yet."""
+        """The sums, counted from the start modulo 2^32: [layers, experts]; None while they are computed."""
 
     def replicate(self, layer: int, replicas: Replicas) -> None:
-        """Has all ranks go by these replicas of a layer."""
+        """Sets a layer's replicas on all ranks."""
 
 
 class ExpertBalance:
-    """`poll` is called between steps, by the engine's thread."""
+    """Decides when which experts are replicated. `poll` is called between steps, by the engine's thread."""
 
     def __init__(self, ranks: SpreadRanks, every_s: float = EVERY_S) -> None:
         self._ranks, self._every_s = ranks, every_s
-        self._next = 0.0  # when it looks again
+        self._next = 0.0  # time of the next sample
         self._begun = False
-        self._counted: npt.NDArray[np.uint32] | None = None  # at the last look
+        self._counted: npt.NDArray[np.uint32] | None = None  # at the last sample
         self._recent: Loads = np.zeros((len(ranks.replicas), ranks.slots.experts))
         self._left = deque[int]()  # layers that are still to be planned
-        # of each layer: uneven by, before and after; replicas
+        # per moved layer: unevenness before and after, number of new replicas
         self._moved: list[tuple[float, float, int]] = []
 
     def poll(self, now: float) -> None:
-        """A step of it, if one is due. `now`: monotonic seconds."""
+        """Plans one layer, or takes a sample if one is due. `now`: monotonic seconds."""
         if self._left:
             self._plan(self._left.popleft())
             if not self._left:
@@ -68,24 +71,24 @@ class ExpertBalance:
         elif self._begun:
             if (loads := self._ranks.loads()) is not None:
                 self._begun = False
-                self._hear(loads)
+                self._add_sample(loads)
         elif now >= self._next:
             self._next = now + self._every_s
             self._begun = True
             self._ranks.begin_loads()
 
-    def _hear(self, loads: npt.NDArray[np.uint32]) -> None:
-        """Takes in what was chosen since the last look."""
+    def _add_sample(self, loads: npt.NDArray[np.uint32]) -> None:
+        """Adds the choices since the last sample, and queues all layers for planning."""
         before, self._counted = self._counted, loads.copy()
         if before is None:
-            return  # the start's made-up steps are among them
+            return  # the first sample includes the warm-up steps
         new = loads - before  # modulo 2^32, as they are counted
         if new.any():
             self._recent = self._recent / 2 + new
             self._left.extend(range(len(new)))
 
     def _plan(self, layer: int) -> None:
-        """Plans a layer's replicas, and has them made if that pays."""
+        """Plans a layer's replicas, and moves them if that pays."""
         slots, loads, before = self._ranks.slots, self._recent[layer], self._ranks.replicas[layer]
         uneven = unevenness(loads, slots, before)
         if loads.sum() < LEAST * slots.experts or uneven < 1 + WORTH:

@@ -1,9 +1,9 @@
-"""The forward of a step: in one process for all rows, or in attention ranks, each for its own sequences.
+"""The forward pass of a step: in one process, or in attention ranks, each for its own sequences.
 
-Rank 0 composes every step for all ranks and tells it to each, so all have the same number of steps and know
-how many rows the others have. An idle rank runs no rows of its own and takes part in every exchange: its
-experts are asked all the same. Residual rows come back to rank 0, which samples. All pools are one file, of
-which each rank has its own pages; so rank 0 copies and moves rows for everybody between two steps.
+Rank 0 composes every step and sends it to all ranks, so each rank knows the number of rows of every other. A
+rank without rows still takes part in every exchange, because other ranks' rows may need its experts. Residual
+rows return to rank 0, which samples. All ranks' pools are one shared file, of which each rank owns a part, so
+that rank 0 copies and moves rows of all ranks between two steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from eyas.engine.parallel.step_calls import STEP, StepRows, rows_of, step
 
 
 class StepForward(Protocol):
-    """The rows of one step through all layers, once for each step."""
+    """Runs the rows of one step through all layers."""
 
     def __call__(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
         """Runs the rows as `DecoderModel.forward`: [R, hidden], and [R, len(taps) * hidden]; their KV is
@@ -36,7 +36,9 @@ class StepForward(Protocol):
         """
 
     def close(self) -> bool:
-        """Closes the forward after the last step. False: its memory is lost, so nothing was waited for."""
+        """Closes the forward after the last step. False if a rank was lost: its memory must not be waited
+        for.
+        """
 
 
 class LocalForward:
@@ -53,7 +55,7 @@ class LocalForward:
         return self._model.forward(batch, self._pool, rows.taps)
 
     def close(self) -> bool:
-        """True, and nothing else: it owns no thread and no memory."""
+        """True: there is no thread and no memory to release."""
         return True
 
 
@@ -71,28 +73,28 @@ class RankForward:
 
     @torch.inference_mode()
     def run(self, group: ProcessGroup, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
-        """Runs the same rows on all ranks. Rank 0 gets the result of a `StepForward`, the others no rows."""
+        """Runs a step's rows on all ranks. Returns all rows on rank 0, as `StepForward` does, else none."""
         shares = rows.shares(group.ranks, self._pages // group.ranks)
         counts = [len(share.tokens) for share in shares]
         self._experts.begin(group, counts)
         residual, tapped = self._forward(shares[group.rank])
         sent, none = [counts[group.rank]] + [0] * (group.ranks - 1), [0] * group.ranks
-        came = group.exchange(torch.cat((residual, tapped), 1), sent, none if group.rank else counts)
-        return came[:, : residual.shape[1]], came[:, residual.shape[1] :]
+        received = group.exchange(torch.cat((residual, tapped), 1), sent, none if group.rank else counts)
+        return received[:, : residual.shape[1]], received[:, residual.shape[1] :]
 
     def _forward(self, share: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
         if share.tokens:
             return self._local(share)
-        nothing = self._model.ends.embedding.new_empty(0, self._model.config.hidden_size)
-        self._machine.serve_others(self._model.layers, nothing)
-        return nothing, nothing.repeat(1, len(share.taps))
+        no_rows = self._model.ends.embedding.new_empty(0, self._model.config.hidden_size)
+        self._machine.serve_others(self._model.layers, no_rows)
+        return no_rows, no_rows.repeat(1, len(share.taps))
 
 
 def serve(
     own: RankForward, rank_info: RankInfo, channel: RankChannel, others: RankCalls, spread: RankSpread | None
 ) -> None:
-    """A rank above 0, loaded: it does its part of every step, and `others` by their kinds, until rank 0
-    closes the channel. `spread`: its experts, if some may have replicas.
+    """Runs a rank above 0: its part of every step, and the calls of `others` by kind, until rank 0 closes the
+    channel. `spread`: the rank's experts, if they may have replicas.
     """
     group = join_leader(rank_info, channel, "cpu", STEP_S)
     if group is None:
@@ -107,10 +109,10 @@ def _step(own: RankForward, group: ProcessGroup, call: RankCall) -> None:
 
 
 class DataParallelForward:
-    """All attention ranks, seen from rank 0, which owns the others until `close`."""
+    """The forward of all attention ranks, run by rank 0, which owns the other ranks until `close`."""
 
     def __init__(self, own: RankForward, leader: RankLeader) -> None:
-        """Waits for the others to be loaded. Raises EngineError, and ends them, if one cannot."""
+        """Waits until all ranks are loaded. If one fails, ends all of them and raises EngineError."""
         self._own = own
         self._leader = leader
         leader.meet("cpu", LOAD_S, STEP_S)
@@ -118,13 +120,13 @@ class DataParallelForward:
     def __call__(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
         """R rows, in the order of their ranks -> [R, hidden], and [R, len(taps) * hidden].
 
-        Raises EngineError if a rank has ended, or does not come within STEP_S.
+        Raises EngineError if a rank has ended, or does not answer within STEP_S.
         """
         with self._leader.together():
             self._leader.tell(step(rows))
             return self._own.run(self._leader.group, rows)
 
     def close(self) -> bool:
-        """Parts from the others; if one is lost, nothing is waited for. Were all there?"""
+        """Ends the other ranks, without waiting if one is lost. False if one was lost."""
         self._leader.close()
         return self._leader.whole

@@ -1,6 +1,6 @@
-"""The specification of a step: all works in one forward, then one sampling call for all sampled rows.
+"""The specification of a step: one forward for all works, then one sampling call for all sampled rows.
 
-It decides nothing: the scheduler has chosen what runs, and the commit decides what the tokens mean.
+The scheduler has decided which works run, and `StepCommitter` decides what their tokens change.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from eyas.engine.speculation.verify import walk
 
 @dataclass(frozen=True)
 class ComputedStep:
-    """A step whose results are already there."""
+    """A step whose results have been computed."""
 
     works: SequenceOf[SequenceWork]
     results: SequenceOf[StepResult]
@@ -52,8 +52,10 @@ class ComputedStep:
 
 
 class PlainRunner:
-    """`pools`: the target's first; a draft head's that lives here has the same page numbers. `forward`: of
-    the rows of a step; `model`: of its results.
+    """Computes steps in plain torch.
+
+    `pools`: the target's first; a draft head's pool uses the same page numbers. `forward` runs the rows
+    through the layers, `model` makes the logits.
     """
 
     drafts = False
@@ -69,7 +71,7 @@ class PlainRunner:
         grammars: GrammarManager | None,
         beat: Beat = no_pulse,
     ) -> None:
-        """`grammars`: of requests that have one; None: none has. `beat`: is called after each work's rows."""
+        """`grammars`: masks of requests with a grammar, if any. `beat` is called after each work's rows."""
         self.model = model
         self._pools = pools
         self._forward = forward
@@ -77,7 +79,7 @@ class PlainRunner:
         self._grammars = grammars
         self._beat = beat
         self._eos_ids = model.config.eos_token_ids
-        self._recorder: ExpertRecorder | None = None  # once experts were asked for
+        self._recorder: ExpertRecorder | None = None  # made for the first request that reports experts
 
     def copy_page(self, source: int, target: int) -> None:
         """Copies page `source` to page `target`, in every pool."""
@@ -85,22 +87,19 @@ class PlainRunner:
             pool.copy_page(source, target)
 
     def copy_state(self, source: int, target: int) -> None:
-        """Copies slot `source` of states to slot `target`."""
+        """Copies slot `source` of the recurrent states to slot `target`."""
         states = self._pools[0].states
         assert states is not None
         states.copy(source, target)
 
     def wait(self) -> None:
-        """Waits until copies of pages have been made; steps have been computed before."""
+        """Waits for page copies; steps have been computed when `launch` returns."""
         pages = self._pools[0].pages
         if pages.is_cuda:
             torch.cuda.current_stream(pages.device).synchronize()
 
     def close(self) -> bool:
-        """Closes the forward after the last step: other ranks leave, if there are some.
-
-        True if they could.
-        """
+        """Closes the forward, and with it the other ranks, after the last step. False if a rank was lost."""
         return self._forward.close()
 
     @torch.inference_mode()
@@ -109,7 +108,7 @@ class PlainRunner:
         launched, pool = time.monotonic(), self._pools[0]
         spans, tokens = [_span(w) for w in works], [t for work in works for t in work.tokens]
         layers = self._tap.layers if self._tap else ()
-        with self._recording() if any(map(_tells_experts, works)) else contextlib.nullcontext():
+        with self._recording() if any(map(_reports_experts, works)) else contextlib.nullcontext():
             residual, tapped = self._forward(StepRows(spans, tokens, layers))
         adapters = rows_of_adapters(spans, residual.device)
         features = None
@@ -122,10 +121,10 @@ class PlainRunner:
         first = 0
         for work in works:
             self._beat()
-            mine = self._rows(work)
-            rows += mine
-            counts.append(len(mine))
-            picked += _picked(work, first, len(mine))
+            sampled_rows = self._rows(work)
+            rows += sampled_rows
+            counts.append(len(sampled_rows))
+            picked += _picked(work, first, len(sampled_rows))
             first += len(work.tokens)
         sampled = SampledTokens([], [])
         if rows:
@@ -133,19 +132,20 @@ class PlainRunner:
             places = torch.tensor(picked, device=residual.device)
             sampled = sample(self.model.logits(residual, places, adapters=adapters), rows)
         landed = self._scored(verified(works, counts, sampled, features, pool), residual, adapters)
-        self._cleanse([one.work for one in landed if not one.finite])
+        self._cleanse([result.work for result in landed if not result.finite])
         if residual.is_cuda:
-            torch.cuda.current_stream(residual.device).synchronize()  # copies of its pages may begin now
+            torch.cuda.current_stream(residual.device).synchronize()  # its pages may be copied from now on
         return ComputedStep(works, landed, launched)
 
     def _recording(self) -> contextlib.AbstractContextManager[None]:
-        """Hears which experts the rows of a forward take."""
+        """Records the experts that the rows of a forward take."""
         self._recorder = self._recorder or ExpertRecorder(self.model.config)
         return self._recorder.hearing(self.model)
 
     def _cleanse(self, works: list[SequenceWork]) -> None:
-        """Takes NaN and infinity out of these sequences' pages: the next owner of a page attends over all of
-        it, and a weight of 0 times NaN is NaN. Numbers, which others may share, stay as they are.
+        """Replaces NaN and infinity in these sequences' pages: the next owner of a page attends over all of
+        it, and a weight of 0 times NaN is NaN. Finite numbers, which other sequences may share, do not
+        change.
         """
         for pool in self._pools if works else ():
             tables = (table for work in works for table in work.seq.tables)
@@ -157,9 +157,9 @@ class PlainRunner:
     ) -> list[StepResult]:
         """A copy of the results with the requested log-probabilities of the prompts' rows."""
         first, logits = 0, partial(self.model.logits, residual, adapters=adapters)
-        for i, one in enumerate(results):
-            request = one.work.score_request(first)
-            first += len(one.work.tokens)
+        for i, result in enumerate(results):
+            request = result.work.score_request(first)
+            first += len(result.work.tokens)
             if request is not None:
                 rows = torch.tensor(request.places, device=residual.device)
                 tokens = torch.tensor(request.tokens, device=residual.device)
@@ -167,11 +167,11 @@ class PlainRunner:
                 if request.experts:
                     assert self._recorder is not None
                     scores = replace(scores, experts=self._recorder.rows(rows))
-                results[i] = one._replace(scores=(request, scores.packed()))
+                results[i] = result._replace(scores=(request, scores.packed()))
         return results
 
     def _rows(self, work: SequenceWork) -> list[SampledRow]:
-        """The sampling context of every row of `work` that gives a token."""
+        """The sampling context of every row of `work` that yields a token."""
         if not work.sample:
             return []
         seq, params = work.seq, work.seq.generation.request.params
@@ -200,16 +200,18 @@ def verified(
     features: torch.Tensor | None,
     pool: KvPool,
 ) -> list[StepResult]:
-    """The result of each work, of which the step has `counts` sampled rows; rows of accepted drafts move."""
+    """The result of each work, which has `counts` sampled rows; moves the KV rows of accepted drafts in
+    place.
+    """
     landed: list[StepResult] = []
     moves: list[tuple[int, int]] = []
     in_rings: list[tuple[int, int, int]] = []
     first, at = 0, 0
     for work, count in zip(works, counts, strict=True):
-        mine = None if features is None else features[first : first + len(work.tokens)]
+        own = None if features is None else features[first : first + len(work.tokens)]
         share = SampledTokens(sampled.tokens[at : at + count], sampled.logprobs[at : at + count])
-        one, nodes = _walked(work, share, mine) if work.tree else _plain(work, share, mine)
-        landed.append(one)
+        result, nodes = _walked(work, share, own) if work.tree else _plain(work, share, own)
+        landed.append(result)
         moves += _moves(work, nodes, pool.page_size)
         if (slot := work.seq.state) >= 0:
             in_rings += [(slot, *pair) for pair in _moved(work, nodes)]
@@ -227,7 +229,7 @@ def verified(
 def _plain(
     work: SequenceWork, share: SampledTokens, features: torch.Tensor | None
 ) -> tuple[StepResult, list[int]]:
-    """A row without drafts, or a chunk; the prompt's last row has a token for each choice."""
+    """The result of a row without drafts, or of a chunk; a prompt's last row has a token for each choice."""
     firsts = zip(share.tokens[1:], share.logprobs[1:], strict=True)
     forks = dict(zip(work.seq.forks, firsts, strict=True)) if work.sample else {}
     landed = StepResult(work, tuple(share.tokens[:1]), share.logprobs[:1], forks=forks, features=features)
@@ -237,7 +239,7 @@ def _plain(
 def _walked(
     work: SequenceWork, share: SampledTokens, features: torch.Tensor | None
 ) -> tuple[StepResult, list[int]]:
-    """A round with drafts: what the target agrees with, from the root down."""
+    """The result of a round with drafts: those that the target accepts, from the root down."""
     assert work.tree is not None
     verdict = walk(work.tree, share.tokens)
     nodes = [0, *(1 + node for node in verdict.path)]
@@ -252,7 +254,7 @@ def _walked(
 
 
 def _moves(work: SequenceWork, nodes: list[int], page_size: int) -> list[tuple[int, int]]:
-    """Physical rows of the certain nodes, and where they belong: start, start + 1, ..."""
+    """Physical KV rows of the accepted nodes and their destinations: (source, target)."""
 
     def physical(pages: list[int], row: int) -> int:
         return pages[row // page_size] * page_size + row % page_size
@@ -262,18 +264,18 @@ def _moves(work: SequenceWork, nodes: list[int], page_size: int) -> list[tuple[i
 
 
 def _moved(work: SequenceWork, nodes: list[int]) -> list[tuple[int, int]]:
-    """Logical rows of the certain nodes, and where they belong."""
+    """Logical rows of the accepted nodes and their destinations, start, start + 1, ...: (source, target)."""
     return [(work.start + node, work.start + i) for i, node in enumerate(nodes) if node != i]
 
 
 def _picked(work: SequenceWork, first: int, count: int) -> list[int]:
-    """The step's rows that are sampled: all of a verify row, the last of a prompt."""
+    """The step's rows that are sampled: all of a round with drafts, the last of a prompt."""
     if work.tree is not None:
         return list(range(first, first + count))
     return [first + len(work.tokens) - 1] * count
 
 
-def _tells_experts(work: SequenceWork) -> bool:
+def _reports_experts(work: SequenceWork) -> bool:
     request = work.score_request()
     return request is not None and request.experts
 

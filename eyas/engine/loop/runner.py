@@ -1,7 +1,7 @@
-"""The interface of the runners that compute steps: launch, and land what was launched.
+"""The interface of the runners that compute steps: a step is launched, and later lands with its results.
 
-A runner on a device has launched when it returns, and its flight waits for the device when it lands. The
-plain runner, the specification, has computed everything when it returns: its flight only hands it over.
+`launch` of a device's runner returns before the step is computed, and `land` waits for the device. The plain
+runner, which is the specification, computes the whole step in `launch`.
 """
 
 from __future__ import annotations
@@ -43,41 +43,41 @@ class InFlightStep(Protocol):
         ...
 
     def complete(self) -> None:
-        """Launches what waits for the tokens of the step before, if anything does.
+        """Launches the part of the step, if any, that needs the previous step's tokens.
 
-        Called once, after those are committed.
+        Called once, after those tokens are committed.
         """
         ...
 
     def land(self) -> SequenceOf[StepResult]:
-        """Gives each work its result.
+        """Waits for the step, and returns one result per work; the KV rows of accepted drafts are in place.
 
-        Called once, when the step is complete, after all flights before it. Rows are where they belong.
+        Called once, after `complete`, in the order of the launches.
         """
         ...
 
 
 class StepRunner(Protocol):
-    """Computes steps, in the order of their launches.
+    """Computes steps in the order of their launches.
 
-    `draft_wait_s`: how long the steps that are launched next may wait for drafts that come to them by
-    themselves. The step loop sets it before each launch.
+    `draft_wait_s`: how long the next step may wait on the device for drafts of a remote drafter, in seconds.
+    The step loop sets it before each launch.
     """
 
     draft_wait_s: float
 
     @property
     def drafts(self) -> bool:
-        """True if its steps draft by themselves, draft KV under the target's page numbers."""
+        """True if its steps run a draft head, whose KV pages have the target's page numbers."""
         ...
 
     @property
     def ahead(self) -> bool:
-        """True if a step may be launched while the one before it is in flight."""
+        """True if a step may be launched while the previous one is in flight."""
         ...
 
     def launch(self, works: SequenceOf[SequenceWork]) -> InFlightStep:
-        """Starts a step of these works, which come after all steps launched before."""
+        """Launches a step of these works, behind all steps launched before."""
         ...
 
     def copy_page(self, source: int, target: int) -> None:
@@ -85,16 +85,13 @@ class StepRunner(Protocol):
         ...
 
     def copy_state(self, source: int, target: int) -> None:
-        """Copies a slot of states, in the same order; only where there are some."""
+        """Copies a slot of recurrent states, in the same order; only for models that have states."""
         ...
 
     def wait(self) -> None:
-        """Waits until all that was launched has been done, copies of pages too."""
+        """Waits until all launched steps and copies have finished."""
         ...
 
     def close(self) -> bool:
-        """Closes the runner after the last step.
-
-        False: the device may hang, so nothing waits for it any more.
-        """
+        """Closes the runner after the last step. False if the device does not respond: do not wait for it."""
         ...

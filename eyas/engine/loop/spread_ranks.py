@@ -1,8 +1,7 @@
-"""Replicas of experts on all ranks: rank 0 says which, and every rank copies and goes by them from the same
-step on.
+"""Replicas of experts on all ranks: rank 0 chooses them, and every rank uses them from the same step on.
 
-Replicas come from their experts' homes, from rank to rank. On GPUs all of it is in the order of the steps, so
-nobody waits for a device: the steps that were launched before go by the old places, those after by the new.
+Replicas are copied from their experts' home ranks. On GPUs the copies are ordered with the steps, so no host
+waits for a device: steps launched before use the old placement, those after the new one.
 """
 
 from __future__ import annotations
@@ -26,7 +25,9 @@ SUM_LOADS, REPLICATE = "sum loads of experts", "replicate experts"
 
 
 class RankSpread:
-    """The experts of one rank: their loads, and the replicas that it has. All ranks do the same together."""
+    """The experts of one rank: their loads and replicas. Methods are collective: all ranks call them
+    together.
+    """
 
     def __init__(self, spread: SpreadExperts, parts: Sequence[ExpertsPart[Any]]) -> None:
         """`parts`: of the layers of `spread`, in its order."""
@@ -34,7 +35,7 @@ class RankSpread:
 
     @classmethod
     def of(cls, model: Any) -> Self | None:
-        """The spread of a model; None: its experts have no replicas."""
+        """The experts of a model; None if they have no replicas."""
         if not isinstance(model, Decoder) or model.machine.spread is None:
             return None
         parts = [layer.experts for layer in model.layers]
@@ -42,34 +43,34 @@ class RankSpread:
 
     @torch.inference_mode()
     def summed(self, group: ProcessGroup) -> torch.Tensor:
-        """How often rows of all ranks chose each expert, modulo 2^32: int32 [layers, experts]."""
+        """The number of rows of all ranks that chose each expert, modulo 2^32: int32 [layers, experts]."""
         loads = self.spread.loads.clone()
         group.all_reduce(loads)
         return loads
 
     @torch.inference_mode()
     def replicate(self, group: ProcessGroup, layer: int, replicas: Replicas) -> None:
-        """Fills this rank's spare slots of a layer, and goes by them from the next forward on."""
+        """Copies experts into this rank's spare slots of a layer, which the next forward uses."""
         part, each = self._parts[layer], self.spread.slots.each
         for moves in self.spread.moves(layer, replicas):
             out = [move for move in moves if move.home // each == group.rank]
-            sent = [(one, to // each) for home, to in out for one in part.expert(home % each)]
-            came = [move for move in moves if move.spare // each == group.rank]  # one at most
-            room = [[torch.empty_like(one) for one in part.expert(spare % each)] for _, spare in came]
-            received = [(one, home // each) for (home, _), own in zip(came, room, strict=True) for one in own]
+            sent = [(weight, to // each) for home, to in out for weight in part.expert(home % each)]
+            into = [move for move in moves if move.spare // each == group.rank]  # one at most
+            copies = [[torch.empty_like(w) for w in part.expert(spare % each)] for _, spare in into]
+            received = [(w, home // each) for (home, _), own in zip(into, copies, strict=True) for w in own]
             group.hand_over(sent, received)
-            for (_, spare), own in zip(came, room, strict=True):
+            for (_, spare), own in zip(into, copies, strict=True):
                 part.put_expert(spare % each, own)
         self.spread.layers[layer].set(replicas)
 
 
 class LeaderSpread:
-    """The same of all ranks, as rank 0 has it done between two steps. None of it waits for a GPU."""
+    """The experts of all ranks, as rank 0 controls them between two steps. No method waits for a GPU."""
 
     def __init__(self, own: RankSpread, leader: RankLeader) -> None:
         self._own, self._leader = own, leader
-        self._loads: torch.Tensor | None = None  # on the host, once ..
-        self._summed: torch.cuda.Event | None = None  # .. this has passed, if there is one
+        self._loads: torch.Tensor | None = None  # on the host, valid once `_summed` has passed
+        self._summed: torch.cuda.Event | None = None  # None on a CPU
 
     @property
     def slots(self) -> ExpertSlots:
@@ -78,11 +79,11 @@ class LeaderSpread:
 
     @property
     def replicas(self) -> list[Replicas]:
-        """The replicas of each layer, as they are now."""
+        """The current replicas of each layer."""
         return [places.replicas for places in self._own.spread.layers]
 
     def begin_loads(self) -> None:
-        """Has the ranks' loads added up."""
+        """Begins to sum the ranks' loads."""
         with self._leader.together():
             self._leader.tell(RankCall(SUM_LOADS))
             loads = self._own.summed(self._leader.group)
@@ -94,22 +95,22 @@ class LeaderSpread:
             self._summed.record()
 
     def loads(self) -> npt.NDArray[np.uint32] | None:
-        """How often each layer's experts were chosen, modulo 2^32, [layers, experts], until the loads are
-        begun again; None: it is not known yet.
+        """The number of choices of each layer's experts, modulo 2^32: [layers, experts]; valid until the next
+        `begin_loads`. None while the sums are computed.
         """
         if self._loads is None or (self._summed is not None and not self._summed.query()):
             return None
         return self._loads.numpy().view(np.uint32)
 
     def replicate(self, layer: int, replicas: Replicas) -> None:
-        """Has all ranks go by these replicas of a layer. Raises EngineError if one is gone."""
+        """Sets a layer's replicas on all ranks. Raises EngineError if a rank is lost."""
         with self._leader.together():
             self._leader.tell(RankCall(REPLICATE, (layer, *replicas)))
             self._own.replicate(self._leader.group, layer, replicas)
 
 
 def spread_calls(own: RankSpread | None, group: ProcessGroup) -> RankCalls:
-    """The calls by which a rank above 0 moves its experts, by kind."""
+    """The handlers of rank 0's calls on a rank above 0, by kind."""
     if own is None:
         return {}
 

@@ -1,16 +1,16 @@
-"""The step loop: each step is composed, launched, landed and committed.
+"""The step loop: composes, launches, lands and commits each step.
 
-A runner that runs ahead has the next step launched before this one's tokens are known: the device keeps every
-sequence's truth, and the host holds lower bounds and learns the result one step late. With the plain runner
-nothing is ever in flight, and the same code is the specification: both give the same tokens.
+With a runner that runs ahead, the next step is launched before the tokens of the current one are known: the
+device has the exact state of every sequence, and the host has lower bounds, which it corrects one step later.
+With the plain runner no step is ever in flight. Both run this code and give the same tokens.
 
-`StepClock` predicts the end of the step in flight, so that the next is composed late, with all newcomers. A
-step composed as soon as the one before has landed would keep every newcomer waiting for two whole steps. What
-it expects is a guess: the loop also looks whether the step is over, else a step that was once seen to end
-late would be waited for that long ever after.
+`StepClock` predicts when the step in flight ends, so that the next step is composed as late as possible and
+includes every request that has arrived. A step composed right after the previous one has landed would make a
+new request wait for two whole steps. The prediction is an estimate, so the loop also polls the step in
+flight: otherwise one slow step would delay all later steps of its shape.
 
-`StepPaces` compares the steps that landed with the table that the engine measured at its start. Routers
-decide what follows from the difference.
+`StepPaces` compares the time of each step with the table that the engine measured at its start. Routers use
+the difference.
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ from eyas.engine.loop.runner import InFlightStep, StepRunner
 from eyas.engine.scheduling.ranked import Schedulers
 from eyas.engine.speculation.depth_pacing import DepthPacing
 
-LOOK_S = 0.001  # a step in flight may end earlier than expected: that is looked for so often
-MARGIN_S = 0.0005
+POLL_S = 0.001  # interval at which a step in flight is polled: it may end earlier than predicted
+MARGIN_S = 0.0005  # the next step is composed this long before it must be
 
 
 class StepClock:
-    """Learns how long steps of a shape take, and how long it takes to compose one."""
+    """Running estimates of the time of a step of each shape, and of the time to compose a step."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._seconds: dict[Hashable, float] = {}
         self._composing_s = 0.0
-        self._running: Hashable | None = None  # the shape of the step that the device works on
+        self._running: Hashable | None = None  # the shape of the step that the device computes
         self._since = 0.0
 
-    def composed(self, began: float) -> None:
-        """Takes note of a step that was composed and launched; composing began at `began`."""
+    def record_composing(self, began: float) -> None:
+        """Records that a step was composed and launched; composing began at `began`."""
         self._composing_s = self._now() - began
 
-    def ended(self) -> None:
-        """The device has ended its step, as is seen just now."""
+    def step_ended(self) -> None:
+        """Records that the step on the device has ended by now."""
         if self._running is not None:
             took = self._now() - self._since
             self._seconds[self._running] = min(took, 1.05 * self._seconds.get(self._running, took))
         self._running = None
 
-    def runs(self, shape: Hashable | None) -> None:
-        """The device has ended a step by now, if there was one, and goes on with one of this shape."""
-        self.ended()
+    def step_started(self, shape: Hashable | None) -> None:
+        """Records that the device now computes a step of this shape (None: it is idle)."""
+        self.step_ended()
         self._running, self._since = shape, self._now()
 
     @property
     def spare_s(self) -> float:
-        """Seconds until the next step must be begun: 0 if that is not known. Whole milliseconds."""
+        """Seconds until the next step must be composed, in whole milliseconds; 0.0 if unknown."""
         if self._running not in self._seconds:
             return 0.0
         end = self._since + self._seconds[self._running]
@@ -73,23 +73,23 @@ class StepClock:
 
 @dataclass(frozen=True)
 class StepCounts:
-    """Two histograms over all steps: `seconds` from launch to landing, and `sequences` per step."""
+    """Histograms over all steps: `seconds` from launch to landing, and `sequences` per step."""
 
     seconds: Histogram = field(default_factory=lambda: Histogram(STEP_SECONDS))
     sequences: Histogram = field(default_factory=lambda: Histogram(STEP_SEQUENCES))
 
     def landed(self, sequences: int, seconds: float) -> None:
-        """Counts a step that has landed, `seconds` after its launch."""
+        """Counts a step that landed `seconds` after its launch."""
         self.seconds.add(seconds)
         self.sequences.add(sequences)
 
 
 @dataclass
 class StepLoop:
-    """The loop of steps; at most one flight is in the air between two steps.
+    """Runs steps, at most one of them in flight.
 
-    `pacing` is told of each, where depths adapt, and `paces`, where a router asks how long steps take.
-    `beat`: is called after each part of a step.
+    `pacing` adapts the draft depth and `paces` estimates step times for routers; both receive every landed
+    step. `beat` is called after each part of a step.
     """
 
     scheduler: Schedulers
@@ -101,39 +101,39 @@ class StepLoop:
     counts: StepCounts = field(default_factory=StepCounts)
     share: PromptShare = field(default_factory=PromptShare)
     _flight: InFlightStep | None = field(default=None, init=False)
-    _landed_at: float | None = field(default=None, init=False)  # the last step; None: it idled since
+    _landed_at: float | None = field(default=None, init=False)  # when the last step landed; None: idle since
     _clock: StepClock = field(default_factory=StepClock, init=False)
 
     @property
     def spare_s(self) -> float:
-        """Seconds for which the loop may listen until it asks again; 0: the next step has to be composed."""
+        """Seconds to receive commands before this is read again; 0.0: compose the next step now."""
         if self._flight is None or self._flight.over:
-            self._clock.ended()
+            self._clock.step_ended()
             return 0.0
-        return min(self._clock.spare_s, LOOK_S)
+        return min(self._clock.spare_s, POLL_S)
 
     def step(self) -> bool:
-        """Launches the next step if there is one, then lands the one before; False when there was neither."""
+        """Launches the next step, if any, then lands the previous one. False if there was neither."""
         began = time.monotonic()
         works = self.scheduler.schedule()
         self.committer.drafting.plain = self.scheduler.crowded
         self._forget_preempted()
         if not works and self._flight is None:
             self._landed_at = None
-            self._settle()
+            self._finish_copies()
             return False
         self.beat()
         launched = self._launch(works) if works else None
         self.beat()
-        self._clock.composed(began)
+        self._clock.record_composing(began)
         self._land(launched)
-        if not self.runner.ahead or self.committer.drafting.awaits():
+        if not self.runner.ahead or self.committer.drafting.blocks_next_step():
             self._land(None)
         return True
 
-    def rest(self) -> None:
-        """Lands the step in flight, if there is one, and waits for the device: it computes nothing, and reads
-        no weights, before the next `step`. Sequences stay where they are.
+    def quiesce(self) -> None:
+        """Lands the step in flight, if any, and waits until the device is idle: it neither computes nor reads
+        weights before the next `step`. Sequences, their pages and their states are unchanged.
         """
         self._land(None)
         self._copy_states()
@@ -147,15 +147,15 @@ class StepLoop:
         for seq in preempted:
             self.committer.drafting.stop(seq)
 
-    def _settle(self) -> None:
-        """Waits for copies of pages that no step follows: sequences may wait for those pages."""
+    def _finish_copies(self) -> None:
+        """Waits for page copies when no step follows them: sequences may be waiting for those pages."""
         if self._copy_states() or self.scheduler.pool.copying:
             self.runner.wait()
             self.scheduler.pool.launched()
             self.scheduler.pool.landed()
 
     def _copy_states(self) -> bool:
-        """Makes the copies of states that come before the next step; False if there are none."""
+        """Copies the states that the next step needs; False if there are none."""
         copies = self.scheduler.state_copies()
         for source, target in copies:
             self.runner.copy_state(source, target)
@@ -165,19 +165,19 @@ class StepLoop:
         now = time.monotonic()
         self.runner.draft_wait_s = self.committer.drafting.wait_s
         self._copy_states()
-        if self.committer.drafting.beginning(works):
-            self.committer.tell()  # a large step takes the host some 10 ms, and is over soon after
+        if self.committer.drafting.begin_prompts(works):
+            self.committer.flush()  # before the launch: a large step takes the host about 10 ms to launch
         flight = self.runner.launch(works)
         self.scheduler.pool.launched()
         for work in works:
             drafted = self.runner.drafts and work.followed and not work.waits(flight.depth)
-            self._note(work, now, drafted=drafted)
+            self._record_launch(work, now, drafted=drafted)
         return flight
 
-    def _note(self, work: SequenceWork, now: float, *, drafted: bool) -> None:
-        """The lower bounds that hold once this has run; a prompt for elsewhere is offered as it begins.
+    def _record_launch(self, work: SequenceWork, now: float, *, drafted: bool) -> None:
+        """Updates the sequence's lower bounds; offers the pages of a prompt that another worker decodes.
 
-        `drafted`: a head in the step takes its rows.
+        `drafted`: a draft head in the step processes these rows.
         """
         seq, generation = work.seq, work.seq.generation
         generation.began = generation.began or now
@@ -190,18 +190,18 @@ class StepLoop:
         seq.tree = None
 
     def _land(self, following: InFlightStep | None) -> None:
-        """Waits for the flight in the air, if any; `following` flies while what landed is committed."""
+        """Waits for the step in flight, if any, and commits it while `following` runs on the device."""
         flight, self._flight = self._flight, following
         landed = flight.land() if flight is not None else ()
         self.beat()
-        self._clock.runs(None if following is None else following.shape)
+        self._clock.step_started(None if following is None else following.shape)
         if flight is not None:
             self._commit(flight, landed)
         if following is not None:
             following.complete()
 
     def _commit(self, flight: InFlightStep, landed: SequenceOf[StepResult]) -> None:
-        """Commits the results of the flight, and reports its time to those that learn from it."""
+        """Commits the results of the step, and reports its time to all estimates."""
         self.scheduler.pool.landed()
         now = time.monotonic()
         seconds = now - max(flight.launched, self._landed_at or 0.0)
@@ -209,7 +209,7 @@ class StepLoop:
         self.counts.landed(len(flight.works), now - flight.launched)
         if self.paces is not None:
             self.paces.landed(flight.works, seconds)
-        self.committer.drafting.stepped(landed, seconds)
+        self.committer.drafting.record_step(landed, seconds)
         if self.pacing is not None:
             since = None if self._landed_at is None else now - self._landed_at
             self.pacing.landed(landed, flight.depth, since)
@@ -218,7 +218,7 @@ class StepLoop:
 
 
 class StepPaces:
-    """The step paces of one engine. A step takes one look at each of its works."""
+    """How much slower or faster steps of one engine are than measured at its start."""
 
     def __init__(self, times: StepTimes) -> None:
         """`times`: as measured at the start."""
@@ -226,7 +226,7 @@ class StepPaces:
         self._meter = PaceMeter()
 
     def landed(self, works: SequenceOf[SequenceWork], seconds: float) -> None:
-        """A step took `seconds` from its launch, or from the landing of the one before if that came later."""
+        """Records a step of `seconds`, from its launch or from the previous landing, whichever is later."""
         decoding = context = rows = 0
         pairs = 0.0
         for work in works:
@@ -241,5 +241,5 @@ class StepPaces:
 
     @property
     def pace(self) -> StepPace:
-        """The pace by kind of step; 0.0 for one that it has not seen."""
+        """The pace of each kind of step; 0.0 for a kind that has not run."""
         return self._meter.pace

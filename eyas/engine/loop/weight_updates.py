@@ -1,7 +1,8 @@
-"""New weights for an engine that serves: prepared by a thread of its own, put in place between two steps.
+"""Weight updates of a serving engine: prepared in a separate thread, written between two steps.
 
-The cluster's order of steps is the gateway's (`gateway.routing.weights`). Here each step is done, or undone,
-on one worker: a worker that is closed and hears nothing more opens again with the weights that it had.
+The gateway orders the phases over the cluster (`gateway.routing.weights`): prepare, close, commit or drop.
+This module carries them out on one worker. A closed worker that receives no commit in time opens again with
+its old weights.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ _log = logging.getLogger("eyas.engine")
 
 @dataclass
 class StagedWeights:
-    """Weights that were read, checked and rehearsed. `digest`: of their content. `file`: the tensors; once
-    written, those that they have replaced; None: they were let go.
+    """Weights that were read, checked and rehearsed. `digest`: a hash of their content. `file`: the tensors;
+    after the write, the tensors that were replaced; None once freed.
     """
 
     digest: str
@@ -63,44 +64,47 @@ class StagedWeights:
 
 
 class WeightStore(Protocol):
-    """The weights of an engine, on all of its ranks. Its methods raise EyasError, which names what is wrong;
-    all but `write` and `check_join` are called by a thread beside the engine's, one at a time; `read` by one
-    of its own, since a join may wait for long, but never during a `drop`.
+    """The weights of an engine on all of its ranks. Methods raise EyasError with a message for the operator.
+
+    `write` and `check_join` are called by the engine's thread, the others by a second thread, one at a time.
+    `read` has a third thread, because a join may wait for long, and never runs during a `drop`.
     """
 
     def stage(self, update: PrepareWeights) -> StagedWeights:
         """Reads and rehearses an update; the one before must have been dropped."""
 
     def drop(self, staged: StagedWeights) -> None:
-        """Lets the tensors of `staged` go."""
+        """Frees the tensors of `staged`."""
 
     def tidy(self) -> None:
-        """Lets go what it keeps for the next update, which takes seconds if it is page-locked."""
+        """Frees the buffers for the next update, which takes seconds if they are page-locked."""
 
     def write(self, staged: StagedWeights, beat: Beat) -> None:
-        """Puts what is staged in place; no step runs meanwhile."""
+        """Writes the staged tensors over the weights; no step runs meanwhile."""
 
     def read(self, name: str, count: int) -> tuple[float, ...]:
-        """The first numbers of a tensor as it was stored."""
+        """The first `count` numbers of a tensor as it was stored."""
 
     def check_join(self, group: str, backend: str) -> None:
-        """Raises InvalidRequest if it could not join one; waits for nothing."""
+        """Raises InvalidRequest if this engine cannot join such a group; does not wait."""
 
     def join(self, command: JoinGroup) -> None:
-        """Joins a group of processes that give weights."""
+        """Joins a `torch.distributed` group whose rank 0 sends weights."""
 
     def leave(self, group: str) -> None:
-        """Leaves it."""
+        """Leaves the group."""
 
 
 @dataclass(frozen=True)
 class _Closing:
-    """A call that waits for the end of what runs; once it is answered, the engine stays closed until then.
-    `commit`: the call that has the new weights put in place, if it has come.
+    """An engine that is closed for an update, or that waits for its requests to end until it is.
+
+    `quiet`: the requests have ended, and the call to close was answered. `commit`: the call that commits the
+    update, once received.
     """
 
     call: int
-    until: float  # monotonic seconds
+    until: float  # monotonic seconds: the deadline of the wait, or of the closure
     command: CloseForWeights
     requests: int
     quiet: bool = False
@@ -109,9 +113,12 @@ class _Closing:
 
 @dataclass
 class WeightUpdates:
-    """`work`: what the engine still has, as "2 requests"; empty: nothing. `forget`: drops all that is cached;
-    None: pages are in use. `between`: runs a call between two steps. `away`: their memory has left. `paused`:
-    how, if what waits in the queue does not run.
+    """Carries out the phases of updates on one engine.
+
+    `work` describes the engine's unfinished work, as "2 requests"; empty: none. `forget` drops the prefix
+    cache, and returns None if pages are in use. `between` runs a call between two steps. `away`: whether the
+    memory of the weights is released. `paused`: the pauses in effect, during which queued requests do not
+    run.
     """
 
     store: WeightStore
@@ -129,13 +136,13 @@ class WeightUpdates:
     _reading: threading.Lock = field(default_factory=threading.Lock)
     _running: list[tuple[WeightsCall, Future[WeightsReply]]] = field(default_factory=list)
     _staged: tuple[PrepareWeights, StagedWeights] | None = None
-    _quiet_from: float | None = None  # monotonic seconds; None: there is nothing to let go
+    _quiet_from: float | None = None  # monotonic seconds of the last answer; None: no memory to free
     _closing: _Closing | None = None
 
     # --- commands --------------------------------------------------------------------------------------
 
     def receive(self, call: WeightsCall) -> None:
-        """Carries out a command, or begins to; one `WeightsAnswer` follows."""
+        """Carries out a command, or begins to; it is answered by one `WeightsAnswer`."""
         command = call.command
         try:
             match command:
@@ -149,7 +156,7 @@ class WeightUpdates:
                     self._drop(digest)
                     self._answer(call.call, WeightsReply())
                     return
-                case CheckJoin():  # at once, whatever the thread waits for
+                case CheckJoin():  # immediately, even if the thread waits
                     self._check_join(command)
                     self._answer(call.call, WeightsReply())
                     return
@@ -159,7 +166,7 @@ class WeightUpdates:
             self._refuse(call.call, error)
             return
         thread = self._reader if isinstance(command, ReadWeight) else self._thread
-        self._running.append((call, thread.submit(self._aside, command)))
+        self._running.append((call, thread.submit(self._run_in_thread, command)))
 
     def _check(self, command: PrepareWeights) -> None:
         if self._closing is not None:
@@ -178,14 +185,14 @@ class WeightUpdates:
         if self.away():
             raise Busy("the memory of its weights has left: it must be resumed first")
 
-    def _aside(self, command: object) -> WeightsReply:
-        """Runs in the thread beside the engine's."""
+    def _run_in_thread(self, command: object) -> WeightsReply:
+        """Carries out a command that takes long, in a thread next to the engine's."""
         began = time.monotonic()
         match command:
             case PrepareWeights():
                 before, self._staged = self._staged, None
                 if before is not None:
-                    self._let_go(before[1])
+                    self._free(before[1])
                 staged = self.store.stage(command)
                 self._staged = command, staged
                 reply = WeightsReply(staged.digest, staged.tensors, staged.nbytes)
@@ -208,7 +215,7 @@ class WeightUpdates:
         self._check_writable()
         closing = self._closing
         if closing is not None and closing.quiet and closing.command.digest == command.digest:
-            if closing.commit is None:  # a reminder: other workers still have requests
+            if closing.commit is None:  # a repeated call: other workers still have requests
                 self._closing = replace(closing, until=time.monotonic() + command.hold_s)
             self._answer(call, WeightsReply(requests=closing.requests))
             return
@@ -219,14 +226,14 @@ class WeightUpdates:
         if command.running is not Running.DRAIN:
             restarts = command.running is Running.RESTART
             ended = self.requests.end_all(WeightsChanging("new weights come") if restarts else _aborted())
-        elif self.paused():  # else it would be waited for in vain
+        elif self.paused():  # queued requests would never end
             self.requests.turn_away(WeightsChanging("new weights come in a pause"))
         self._closing = _Closing(call, time.monotonic() + command.wait_s, command, ended)
         self.info = msgspec.structs.replace(self.info, closed=True)
 
     def _commit(self, call: int, command: CommitWeights) -> None:
         closing = self._closing
-        if closing is None and command.digest == self.info.digest:  # another gateway had it done
+        if closing is None and command.digest == self.info.digest:  # another gateway has committed it
             self._answer(call, WeightsReply(command.digest, seconds=self.info.seconds))
             return
         if closing is None or not closing.quiet or closing.command.digest != command.digest:
@@ -248,14 +255,14 @@ class WeightUpdates:
         self._open()
 
     def _forget(self) -> None:
-        """Has what is staged let go, unless other weights are being prepared: they take its place."""
+        """Frees the staged weights, unless others are being prepared, which replace them."""
         if self._staged is None or self._preparing:
             return
         staged, self._staged = self._staged[1], None
-        self._thread.submit(self._let_go, staged)
+        self._thread.submit(self._free, staged)
 
-    def _let_go(self, staged: StagedWeights) -> None:
-        with self._reading:  # of what served before: its memory is the next update's
+    def _free(self, staged: StagedWeights) -> None:
+        with self._reading:  # a reader may still use the memory that is freed
             self.store.drop(staged)
 
     @property
@@ -265,7 +272,9 @@ class WeightUpdates:
     # --- the loop --------------------------------------------------------------------------------------
 
     def poll(self, now: float) -> None:
-        """Runs once a loop: answers what the thread has done, and closings."""
+        """Answers finished commands, and ends closures that are due; called once per iteration of the
+        loop.
+        """
         if self._running:
             ended = [(call, done) for call, done in self._running if done.done()]
             self._running = [each for each in self._running if each not in ended]
@@ -289,11 +298,11 @@ class WeightUpdates:
         elif now >= closing.until:
             self._refuse(closing.call, Busy(f"it still has {work}"))
             self._open()
-        elif PauseMode.ABORT in self.paused():  # prefill heard of the pause a little later than decode
+        elif PauseMode.ABORT in self.paused():  # a prefill worker may be paused a little later than decode
             self.requests.abort_begun()
 
     def _tidy(self) -> None:
-        """Drops what was prepared, since nothing has followed: others may take as long to prepare theirs."""
+        """Frees what was prepared, since no commit followed within the time that other workers may need."""
         if not self._preparing:
             self._quiet_from = None
             self._forget()
@@ -301,25 +310,27 @@ class WeightUpdates:
 
     @property
     def looks(self) -> bool:
-        """True if `poll` should be called often."""
+        """Whether `poll` should be called often."""
         return bool(self._running) or self.waits
 
     @property
     def waits(self) -> bool:
-        """Whether an update waits for the end of what runs."""
+        """Whether an update waits for running requests to end."""
         return self._closing is not None and not self._closing.quiet
 
     def _write(self, call: int) -> None:
         if self._closing is None or self._closing.commit != call:
-            return  # it took too long
+            return  # the commit came too late
         try:
             self._check_writable()
-        except EyasError as error:  # of what came after it was closed
+        except EyasError as error:  # memory was released after the engine was closed
             self._refuse(call, error)
             self._open()
             return
         adapters = self.requests.adapters
-        if (adapters is not None and adapters.busy) or self.forget() is None:  # busy: gains are read
+        if (
+            adapters is not None and adapters.busy
+        ) or self.forget() is None:  # a busy table still reads the weights
             self.between(lambda: self._write(call))
             return
         assert self._staged is not None
@@ -351,7 +362,7 @@ class WeightUpdates:
         self._answer(call, WeightsReply(failure=WireFailure.of(error)))
 
     def close(self) -> None:
-        """Waits for nothing: the thread ends with the process."""
+        """Stops the threads without waiting: they end with the process."""
         for thread in (self._thread, self._reader):
             thread.shutdown(wait=False, cancel_futures=True)
 
