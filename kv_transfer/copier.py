@@ -1,7 +1,8 @@
-"""The copies that run: each is given to the backend of its route, and reported once when it has stopped.
+"""Runs copies: passes each to the backend of its route, and reports it once when it has stopped.
 
-Pages that pass through staging come in windows (`kv_transfer.windows`), all others whole. Where the pool is a
-device's and the way does not lead into it, a window lands in slots, and counts once it is in the pool.
+Jobs whose pages pass through staging are cut into windows (`kv_transfer.windows`). If the pool is in a
+device's memory and the backend cannot write to it, a window is copied into staging slots and from there into
+the pool.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from kv_transfer.windows import LandingSlots, PullTurns, WindowedJob, cut
 
 @dataclass(frozen=True)
 class _RunningWindow:
-    """A window on its way. `pages`: the job's that it has, of our pool; `copy`: what its backend has."""
+    """A window in flight. `pages`: its destination pages in our pool; `copy`: the backend's job."""
 
     of: WindowedJob
     pages: tuple[int, ...]
@@ -33,9 +34,9 @@ class _RunningWindow:
 
 
 class PageCopier:
-    """Copies by `backends`, into the memory that they were made for. No call blocks, but `close`.
+    """Runs copy jobs by `backends`. No call but `close` blocks.
 
-    `window`: the most pages that pass through staging together. `landing`: our own, beside a device's pool.
+    `window`: the most pages of one staged window. `landing`: our staging slots, if the pool is a device's.
     """
 
     def __init__(
@@ -46,37 +47,37 @@ class PageCopier:
         self._landing = landing
         self._jobs: list[WindowedJob] = []
         self._turns = PullTurns()
-        self._quota = SlotQuota()  # of the slots to land in, by worker
+        self._quota = SlotQuota()  # landing slots by peer
         self._numbers = itertools.count()  # of windows
         self._windows: dict[int, _RunningWindow] = {}  # by number
-        self._over: list[CopyResult] = []
+        self._results: list[CopyResult] = []
 
     def submit(self, route: PeerRoute, job: CopyJob) -> None:
-        """Begin a copy; exactly one `CopyResult` follows."""
+        """Begins a job; exactly one `CopyResult` follows."""
         lands = self._landing is not None and not route.source.direct
         whole = not lands and not route.source.is_staging
         windows = deque([job] if whole else cut(route, job, self._window))
-        going = WindowedJob(route, job, windows, lands, time.monotonic())
-        self._jobs.append(going)
+        windowed = WindowedJob(route, job, windows, lands, time.monotonic())
+        self._jobs.append(windowed)
         if lands:
-            self._turns.add(going)
-            self._check_room(going)
-        if not going.left:  # of replicas, those of another rank come here
-            self._settle(going)
+            self._turns.add(windowed)
+            self._check_room(windowed)
+        if not windowed.left:  # with replicated heads, another rank may bring all pages
+            self._settle(windowed)
         self._begin()
 
     def cancel(self, pull: int) -> None:
-        """End the copies of a pull early; each is reported when it has stopped."""
-        for going in [going for going in self._jobs if going.job.pull == pull]:
-            if going.left:
-                going.error = Cancelled("the copy was given up")
-            self._settle(going)
+        """Ends the jobs of a pull early; each is reported when it has stopped."""
+        for windowed in [windowed for windowed in self._jobs if windowed.job.pull == pull]:
+            if windowed.left:
+                windowed.error = Cancelled("the copy was given up")
+            self._settle(windowed)
         for window in [window for window in self._windows.values() if window.copy.pull == pull]:
             window.of.route.backend.cancel(window.copy)
         self._begin()
 
     def finished(self) -> list[CopyResult]:
-        """The copies that stopped since the last call."""
+        """The jobs that stopped since the last call."""
         for result in [result for backend in self._backends.values() for result in backend.poll()]:
             window = self._windows[result.job.number]
             result = self._judged(window, result)
@@ -84,33 +85,33 @@ class PageCopier:
             if self._landing is not None and result.ok and window.slots and window.copy.proof is None:
                 self._landing.copy_in(window.slots, window.pages, then, window.copy.part.target)
             else:
-                then(result.error)  # (a proof has proven all by being in its slot)
+                then(result.error)  # a proof page is checked in its slot
         if self._landing is not None:
             self._landing.poll()
         self._count_crossed()
         self._begin()
-        over, self._over = self._over, []
-        return over
+        results, self._results = self._results, []
+        return results
 
     def close(self, deadline: float) -> bool:
-        """End all backends; False if one still copies at `deadline` (monotonic seconds).
+        """Stops all backends; False if one still copies at `deadline` (monotonic seconds).
 
-        After False the memory that they copy into must stay mapped.
+        After False the destination memory must stay mapped.
         """
         ended = [backend.close(deadline) for backend in self._backends.values()]
         return all([*ended, self._landing is None or self._landing.stop(deadline)])
 
-    def _check_room(self, going: WindowedJob) -> None:
+    def _check_room(self, windowed: WindowedJob) -> None:
         assert self._landing is not None
-        if going.left and going.slots > self._landing.total:
-            text = f"{going.count} pages cannot land here together, in {self._landing.total} slots"
-            going.error = TransferFailed(text)
+        if windowed.left and windowed.slots > self._landing.total:
+            text = f"{windowed.count} pages cannot land here together, in {self._landing.total} slots"
+            windowed.error = TransferFailed(text)
 
     def _begin(self) -> None:
-        """Begins all windows for which there is room."""
-        for going in self._jobs:
-            while not going.lands and going.ready:
-                self._start(going, ())
+        """Begins all windows that may run now."""
+        for windowed in self._jobs:
+            while not windowed.lands and windowed.ready:
+                self._start(windowed, ())
         while self._landing is not None and (turn := self._turns.next(self._allowed)) is not None:
             slots = self._landing.take(turn.slots)
             if slots is None:
@@ -119,25 +120,25 @@ class PageCopier:
             self._start(turn, tuple(slots))
             self._turns.taken(turn)
 
-    def _allowed(self, going: WindowedJob) -> bool:
-        """A peer that hangs holds slots until its copies are given up, and never all."""
+    def _allowed(self, windowed: WindowedJob) -> bool:
+        """Whether a peer may take more slots: one that hangs must not hold all of them."""
         assert self._landing is not None
-        return self._quota.allows(going.route.worker, going.slots, self._landing.free)
+        return self._quota.allows(windowed.route.worker, windowed.slots, self._landing.free)
 
     def _count_crossed(self) -> None:
         crossed = {name for backend in self._backends.values() for name in backend.crossed}
-        for going in self._jobs:
-            going.crossed = 0
+        for windowed in self._jobs:
+            windowed.crossed = 0
         for window in self._windows.values():
             window.of.crossed += window.copy.name in crossed
 
-    def _start(self, going: WindowedJob, slots: tuple[int, ...]) -> None:
-        """Begins the next window: into `slots`, or without any into the memory of the backend."""
-        window, number = going.next(), next(self._numbers)
+    def _start(self, windowed: WindowedJob, slots: tuple[int, ...]) -> None:
+        """Begins the next window of a job: into `slots`, or, without slots, into the backend's memory."""
+        window, number = windowed.next(), next(self._numbers)
         places = slots or window.dst_pages
         copy = dataclasses.replace(window, number=number, dst_pages=places, parts=len(window.dst_pages))
-        self._windows[number] = _RunningWindow(going, window.dst_pages, copy, slots)
-        going.route.backend.start(going.route.source, copy)
+        self._windows[number] = _RunningWindow(windowed, window.dst_pages, copy, slots)
+        windowed.route.backend.start(windowed.route.source, copy)
 
     def _stopped(self, result: CopyResult, error: EyasError | None) -> None:
         window = self._windows.pop(result.job.number)
@@ -150,18 +151,21 @@ class PageCopier:
         window.of.stopped(result, error)
         self._settle(window.of)
 
-    def _settle(self, going: WindowedJob) -> None:
-        """Reports a job of which nothing runs and nothing is left."""
-        if not going.left and not going.running:
-            self._jobs.remove(going)
-            if going.lands:
-                self._turns.drop(going)
-            if going.pieces and going.error is None:
-                going.error = self._judged_pieces(going)
-            self._over.append(going.result(time.monotonic()))
+    def _settle(self, windowed: WindowedJob) -> None:
+        """Reports a job that has no window running and none left."""
+        if not windowed.left and not windowed.running:
+            self._jobs.remove(windowed)
+            if windowed.lands:
+                self._turns.drop(windowed)
+            if windowed.pieces and windowed.error is None:
+                windowed.error = self._judged_pieces(windowed)
+            self._results.append(windowed.result(time.monotonic()))
 
     def _judged(self, window: _RunningWindow, result: CopyResult) -> CopyResult:
-        """A proof that came, but with other bytes, proves nothing. One in slots is judged whole."""
+        """The result of a window; a failure if a proof page arrived with other bytes than its owner has.
+
+        Proofs in slots may be parts of a page, which `_judged_pieces` checks together.
+        """
         proof, backend = window.copy.proof, window.of.route.backend
         if proof is None or window.slots or not result.ok:
             return result
@@ -173,9 +177,9 @@ class PageCopier:
             error = unread
         return dataclasses.replace(result, error=error)
 
-    def _judged_pieces(self, going: WindowedJob) -> EyasError | None:
-        """Why the pieces of a proof page prove nothing; None: together they are the page."""
+    def _judged_pieces(self, windowed: WindowedJob) -> EyasError | None:
+        """The error if the parts of a proof page do not make up the page; None if they do."""
         assert self._landing is not None
-        if zlib.crc32(self._landing.joined(going.pieces)) == going.job.proof:
+        if zlib.crc32(self._landing.joined(windowed.pieces)) == windowed.job.proof:
             return None
-        return TransferFailed(f"{going.route.backend.name} brought other bytes than the owner has")
+        return TransferFailed(f"{windowed.route.backend.name} brought other bytes than the owner has")

@@ -1,4 +1,4 @@
-"""Threads that copy: they take jobs from the engine's loop, and report each once."""
+"""Threads that run copies for the engine's loop and report each once."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ Then: TypeAlias = Callable[[EyasError | None], None]
 
 
 Ring: TypeAlias = Callable[[], None]
-"""Called by any thread when a copy has stopped, so that nobody needs to look for it all the time."""
+"""Called by any thread when a copy has stopped, so that the engine's loop need not poll."""
 
 
 def silent() -> None:
-    """The `Ring` of copies whose owner looks by itself."""
+    """The `Ring` of copies whose owner polls."""
 
 
 class CopyBell:
-    """`descriptor` can be read from the first `ring` on, until `quiet`."""
+    """An eventfd that wakes the engine's loop: `descriptor` is readable from the first `ring` until
+    `quiet`.
+    """
 
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self.descriptor)  # once no thread can ring it
 
     def ring(self) -> None:
-        """Says that a copy has stopped. Any thread may call it."""
+        """Signals that a copy has stopped. Any thread may call it."""
         os.eventfd_write(self.descriptor, 1)
 
     def quiet(self) -> None:
-        """What was rung for is looked after now."""
+        """Clears the signal, before the stopped copies are handled."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.descriptor)
 
@@ -55,10 +57,10 @@ class CopyDone(Generic[Job]):
 
 
 class CopyThreads(Generic[Job]):
-    """Daemon threads, one that does jobs in order unless `count` says more. No call blocks, but `close`.
+    """`count` daemon threads that run jobs; one thread runs them in order. No call but `close` blocks.
 
-    With two of them a job begins while another ends, so a GPU that copies for them is never idle between two.
-    Every job waiting here owns pages of its own, so there are never more of them than pages.
+    With two threads a job begins while another ends, so that a GPU that copies for them is never idle. Each
+    queued job owns pages, so the queue is never longer than the number of pages.
     """
 
     def __init__(self, name: str, ring: Ring = silent, count: int = 1) -> None:
@@ -66,8 +68,8 @@ class CopyThreads(Generic[Job]):
         self._ring = ring
         self._jobs: queue.SimpleQueue[tuple[Job, Callable[[], int]] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[CopyDone[Job]] = queue.SimpleQueue()
-        self._left: set[Job] = set()  # those that were not reported
-        self._unwanted: set[Job] = set()  # some of these
+        self._pending: set[Job] = set()  # not yet reported
+        self._cancelled: set[Job] = set()  # cancelled
         self._closing = False
         self._threads = [
             threading.Thread(target=self._run, name=f"copy-{name}", daemon=True) for _ in range(count)
@@ -76,25 +78,25 @@ class CopyThreads(Generic[Job]):
             thread.start()
 
     def submit(self, job: Job, do: Callable[[], int]) -> None:
-        """Queue a job; exactly one `CopyDone` follows. `do` gives the bytes that it moved, or raises."""
-        self._left.add(job)
+        """Queues a job; exactly one `CopyDone` follows. `do` returns the bytes that it moved, or raises."""
+        self._pending.add(job)
         self._jobs.put((job, do))
 
     def cancel(self, job: Job) -> None:
-        """A job that waits will not begin; one that runs, runs to its end. Others are no-ops."""
-        if job in self._left:
-            self._unwanted.add(job)
+        """Cancels a queued job; a running one runs to its end. Does nothing for other jobs."""
+        if job in self._pending:
+            self._cancelled.add(job)
 
     def finished(self) -> list[CopyDone[Job]]:
         """The jobs that stopped since the last call."""
         done = [self._done.get() for _ in range(self._done.qsize())]
-        for one in done:
-            self._left.discard(one.job)
-            self._unwanted.discard(one.job)
+        for copy in done:
+            self._pending.discard(copy.job)
+            self._cancelled.discard(copy.job)
         return done
 
     def close(self, deadline: float) -> bool:
-        """Report waiting jobs as cancelled and end; False if one still runs at `deadline` (monotonic)."""
+        """Cancels queued jobs and stops; False if a job still runs at `deadline` (monotonic seconds)."""
         self._closing = True
         for _ in self._threads:
             self._jobs.put(None)
@@ -106,7 +108,7 @@ class CopyThreads(Generic[Job]):
         while (queued := self._jobs.get()) is not None:
             self._done.put(self._do(*queued))
             self._ring()
-            del queued  # with the memory that the job holds
+            del queued  # and the memory that the job references
 
     def _do(self, job: Job, do: Callable[[], int]) -> CopyDone[Job]:
         started = time.monotonic()
@@ -114,11 +116,11 @@ class CopyThreads(Generic[Job]):
         try:
             if self._closing:
                 raise Cancelled("the worker is stopping")
-            if job in self._unwanted:
+            if job in self._cancelled:
                 raise Cancelled("the copy was given up")
             moved = do()
         except EyasError as known:
             error = known
-        except Exception as defect:  # the thread must outlive it: other jobs wait, pages hang on results
+        except Exception as defect:  # the thread must survive: pages are freed by results
             error = TransferFailed(f"copying by {self._name} failed: {defect!r}")
         return CopyDone(job, moved, time.monotonic() - started, error)

@@ -4,13 +4,13 @@
        └─────────┴── lease ran out ──────────> its end
        └─────────┴── withdrawn ──────────────> its end
 
-A pure state machine of all handles of one worker. It holds handles, times and who watches; never bytes,
-threads or the wire. Every call brings `now` (monotonic seconds), and a lease that has run out by then is over
-before the call is looked at, whether or not anyone swept in between.
+A pure state machine of all handles of one worker. It stores handles, times and watchers, and owns no bytes,
+threads or connections. Every call passes `now` (monotonic seconds); a lease that has expired by then ends
+before the call is handled, whether or not `sweep` ran in between.
 
-An ended handle is forgotten and its id never used again: whatever refers to it is stale, and stale calls
-change nothing. That its pages are free means that the *lease's* claim ended; a prompt still being
-computed keeps its own claim, which is the engine's business.
+An ended handle is dropped and its id is never reused, so later calls with it are stale and change nothing.
+When a lease ends, only the lease's claim on the pages ends: the engine may still use them for a prompt that
+is being computed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from eyas.common.errors import Cancelled, EyasError, TransferFailed
 from eyas.common.types import FirstToken, KvHandle, KvKind, RankPages
 
 HURRY_S = 3.0
+"""The time after which a ready lease without a watcher ends when another request waits for its pages."""
 
 
 @dataclass(frozen=True)
@@ -53,18 +54,20 @@ class _PageLease:
     deadline: float
     expires: float
     readable: int = 0
-    is_ready: bool = False  # else its pages are being filled
-    attempt: int = 0  # the highest one seen
+    is_ready: bool = False  # False: its pages are being filled
+    attempt: int = 0  # the highest seen
     watch: int | None = None
-    left: float = 0.0  # since when nobody watches what is ready
+    left: float = 0.0  # when its last Watch closed, or it became ready
     first_tokens: tuple[FirstToken, ...] = ()
     last_feature: bytes = b""
 
 
 class LeaseOwner:
-    """All leases of one pool. `epoch` names the pool's incarnation; without an open Watch a lease lasts
-    `lease_s` seconds, with one it lasts until the request's deadline. `new_id` gives ids below 2**63, each
-    once; where they cannot be guessed, only those who were given a handle reach its pages.
+    """All leases of one pool. `epoch` identifies the incarnation of the pool.
+
+    Without an open Watch a lease lasts `lease_s` seconds, with one until the request's deadline. `new_id`
+    returns unique ids below 2**63; ids that cannot be guessed limit access to the peers that received the
+    handle.
     """
 
     def __init__(self, worker: str, epoch: int, lease_s: float, new_id: Callable[[], int]) -> None:
@@ -74,22 +77,24 @@ class LeaseOwner:
         self._new_id = new_id
         self._leases: dict[int, _PageLease] = {}
         self._watched: dict[int, _PageLease] = {}  # by watch
-        self._updates: dict[int, LeaseUpdate] = {}  # by watch: the newest word contains the older ones
+        self._updates: dict[int, LeaseUpdate] = {}  # by watch: the newest update includes the older ones
         self._freed: list[int] = []
 
     @property
     def active(self) -> int:
-        """How many handles still claim their pages."""
+        """The number of leases."""
         return len(self._leases)
 
-    # --- the engine's side: what happens to the pages -------------------------------------------------
+    # --- called by the engine -------------------------------------------------------------------------
 
     def offer(self, offer: PageOffer, now: float) -> KvHandle:
-        """Lease pages that are allocated but not yet filled; the handle may be given away at once."""
+        """Leases pages that are allocated but not yet filled; the handle may be sent to pullers
+        immediately.
+        """
         handle = KvHandle(
             worker=self._worker,
             epoch=self._epoch,
-            attention_rank=0,  # one owner serves all attention ranks, whose pages are numbered on
+            attention_rank=0,  # one owner serves all attention ranks, with consecutive page numbers
             id=self._new_id(),
             group=offer.group,
             layout=offer.layout,
@@ -101,57 +106,58 @@ class LeaseOwner:
         return handle
 
     def filled(self, handle_id: int, tokens: int, now: float) -> None:
-        """Rows below `tokens` may be read (their writes are past their device event)."""
+        """Marks the rows below `tokens` as readable: the device has written them."""
         lease = self._alive(handle_id, now)
         if lease is not None and tokens > lease.readable:
             lease.readable = tokens
-            self._tell(lease)
+            self._update_watch(lease)
 
     def finished(
         self, handle_id: int, first_tokens: tuple[FirstToken, ...], last_feature: bytes, now: float
     ) -> None:
-        """Every row may be read, and this is what the prompt gave besides. FILLING -> READY."""
+        """FILLING -> READY: all rows are readable; adds the prompt's first tokens and last feature."""
         lease = self._alive(handle_id, now)
         if lease is not None:
             lease.is_ready, lease.readable = True, lease.handle.tokens
             lease.first_tokens, lease.last_feature, lease.left = first_tokens, last_feature, now
-            self._tell(lease)
+            self._update_watch(lease)
 
     def withdraw(self, handle_id: int, now: float, error: EyasError | None = None) -> None:
-        """The request failed on this side with `error`; None: it was cancelled."""
+        """Ends a lease whose request failed on this worker with `error`; None: it was cancelled."""
         lease = self._alive(handle_id, now)
         if lease is not None:
             self._end(lease, error or Cancelled("The request was cancelled where its prompt ran."))
 
-    # --- the puller's side: its readers --------------------------------------------------------------
+    # --- called for pullers --------------------------------------------------------------------------
 
     def watch_opened(self, watch: int, handle: KvHandle, attempt: int, now: float) -> None:
-        """A puller listens and so holds the lease. A lower attempt is refused, a higher one takes over.
+        """Opens a puller's Watch, which keeps the lease alive. Refuses a lower attempt than the highest seen;
+        a higher one replaces the earlier Watch.
 
-        `handle` must be what was offered, to the last page: the puller reads what it names.
+        `handle` must equal the offered one, including every page: the puller reads the pages that it lists.
         """
         lease = self._claimed(handle.id, handle.epoch, attempt, now)
         if lease is None or lease.handle != handle:
             self._updates[watch] = LeaseUpdate(watch, failure=_not_valid(handle.id))
             return
-        self._hang_up(lease, _not_valid(handle.id))
+        self._detach_watch(lease, _not_valid(handle.id))
         lease.attempt, lease.watch, lease.expires = attempt, watch, lease.deadline
         self._watched[watch] = lease
-        self._tell(lease)
+        self._update_watch(lease)
 
     def watch_closed(self, watch: int, now: float) -> None:
-        """The heartbeat stops: unless another Watch comes, the lease runs out `lease_s` from now."""
+        """Closes a Watch: unless another opens, the lease expires `lease_s` from now."""
         lease = self._watched.get(watch)
         if lease is not None and self._alive(lease.handle.id, now) is not None:
-            self._hang_up(lease, None)
+            self._detach_watch(lease, None)
             lease.expires, lease.left = min(now + self._lease_s, lease.deadline), now
         self._updates.pop(watch, None)
 
     def release(self, handle_id: int, epoch: int, attempt: int, now: float) -> bool:
-        """The puller wants nothing more. True: all it read was complete and leased all the time.
+        """Ends a lease for its puller. True if all pages were complete and leased while it read them.
 
-        Before READY it means that no worker will pull: the claim ends at once, and the answer is False.
-        A stale call (ended handle, other epoch, lower attempt) is False and changes nothing.
+        Before READY the lease ends as well, and the answer is False. A stale call (ended handle, other epoch,
+        lower attempt) returns False and changes nothing.
         """
         lease = self._claimed(handle_id, epoch, attempt, now)
         if lease is None:
@@ -161,25 +167,25 @@ class LeaseOwner:
         self._end(lease, superseded)
         return valid
 
-    # --- the loop's side: once a step -----------------------------------------------------------------
+    # --- called once per step -------------------------------------------------------------------------
 
     def sweep(self, now: float) -> None:
-        """End every lease that has run out."""
+        """Ends every expired lease."""
         for handle_id in list(self._leases):
             self._alive(handle_id, now)
 
     def hurry(self, now: float) -> None:
-        """Somebody waits for the pages: what has been ready for `HURRY_S`, and nobody watches, ends. A puller
-        that has heard of it comes sooner; its caller may have left before it heard.
+        """Ends leases that have been ready without a Watch for `HURRY_S`; called while a request waits for
+        pages.
+
+        A puller that received the handle opens its Watch sooner; the caller may have left before that.
         """
         for lease in list(self._leases.values()):
             if lease.is_ready and lease.watch is None and now >= lease.left + HURRY_S:
                 self._end(lease, None)
 
     def take(self) -> tuple[list[LeaseUpdate], list[int]]:
-        """Returns the updates for Watches since the last call, and the ids whose pages are free, each exactly
-        once.
-        """
+        """The Watch updates since the last call, and the ids of leases that ended, each exactly once."""
         updates, freed = list(self._updates.values()), self._freed
         self._updates, self._freed = {}, []
         return updates, freed
@@ -198,13 +204,13 @@ class LeaseOwner:
         stale = lease is None or epoch != self._epoch or attempt < lease.attempt
         return None if stale else lease
 
-    def _tell(self, lease: _PageLease) -> None:
+    def _update_watch(self, lease: _PageLease) -> None:
         if lease.watch is not None:
-            words = (lease.readable, lease.is_ready, lease.first_tokens, lease.last_feature)
-            self._updates[lease.watch] = LeaseUpdate(lease.watch, *words)
+            state = (lease.readable, lease.is_ready, lease.first_tokens, lease.last_feature)
+            self._updates[lease.watch] = LeaseUpdate(lease.watch, *state)
 
-    def _hang_up(self, lease: _PageLease, failure: EyasError | None) -> None:
-        """Part the lease from its Watch, with a last word to it if there is a `failure`."""
+    def _detach_watch(self, lease: _PageLease, failure: EyasError | None) -> None:
+        """Detaches the lease from its Watch, which receives `failure`, if any, as its last update."""
         if lease.watch is not None:
             del self._watched[lease.watch]
             self._updates.pop(lease.watch, None)
@@ -213,7 +219,7 @@ class LeaseOwner:
             lease.watch = None
 
     def _end(self, lease: _PageLease, failure: EyasError | None) -> None:
-        self._hang_up(lease, failure)
+        self._detach_watch(lease, failure)
         del self._leases[lease.handle.id]
         self._freed.append(lease.handle.id)
 

@@ -1,12 +1,11 @@
-"""The peers whose pages come here, and the backend that moves each one's pages.
+"""The peers from which pages are pulled, and the backend that moves the pages of each.
 
-A record of a peer is one incarnation's, for all groups and ranks. It begins when the worker has described
-some of its pages. It is let go as a whole: when another incarnation of the worker is met, when its memory is
-seen to be gone, or when too many others came later.
+A record of a peer is that of one incarnation, for all groups and ranks. It is created when the worker has
+described its pages, and dropped as a whole: when another incarnation of the worker appears, when its memory
+is gone, or when there are too many records.
 
-A route is the best backend that both ends have, proven by a copy first. A proof is a copy like any other, of
-the peer's proof page. Who makes it, and into which page, is the caller's business; so is what it means for a
-request that no way leads to its pages.
+A route is the best backend that both ends have and that was proven by a copy of the peer's proof page. The
+caller makes that copy, and decides what happens to a request whose pages no backend can reach.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from kv_transfer.layout import WHOLE, PagePart, RankPools
 from kv_transfer.lease_board import LeaseBoardView
 
 MOST_PEERS = 1024
-"""Records at once. A worker beyond it is met anew, which costs a handshake and a proof."""
+"""The most records. A worker whose record was dropped costs another handshake and proof."""
 _log = logging.getLogger("eyas.pulls")
 
 
 @dataclass(frozen=True)
 class PeerRoute:
-    """One backend's way to the area of a peer's rank. `parts`: what our ranks take of its pages by it.
+    """One backend's access to the pages of a peer's rank. `parts`: the parts of them that our ranks pull.
 
-    `worker`: the peer, all of whose ranks share what one peer may have.
+    `worker`: the peer's name, by which quotas count.
     """
 
     backend: TransferBackend
@@ -45,7 +44,7 @@ class PeerRoute:
 
 @dataclass(frozen=True)
 class ProvenRoute:
-    """The way by which a peer's proof page came, and what stood in the way of those tried before it."""
+    """The route by which a peer's proof page arrived, and why the better routes were refused."""
 
     route: PeerRoute
     refusals: Mapping[str, EyasError]
@@ -53,9 +52,9 @@ class ProvenRoute:
 
 @dataclass(eq=False)
 class KvPeer:
-    """One incarnation of a worker. `board`: of its leases; None if it is on another host, or gone.
+    """One incarnation of a worker. `board`: its lease board; None if it is on another host, or gone.
 
-    `pools`: as its handshakes described them. `proven`: the ways to its pages, by group and rank.
+    `pools`: as its handshakes described them. `proven`: the routes to its pages, by group and rank.
     """
 
     worker: str
@@ -66,11 +65,11 @@ class KvPeer:
 
     @property
     def gone(self) -> bool:
-        """Whether memory that was reached belongs to nobody any more."""
+        """Whether the memory of the peer is known to be gone."""
         return not all(proven.route.source.current for proven in self.proven.values())
 
     def pages(self, group: KvKind, rank: int) -> PeerPages:
-        """The pages of one rank, of a group that was described."""
+        """The pages of one rank, of a described group."""
         return PeerPages(self, group, rank)
 
 
@@ -102,27 +101,27 @@ class PeerPages:
 
     @property
     def proven(self) -> ProvenRoute | None:
-        """The way that led there, until a copy fails."""
+        """The proven route, until a copy fails."""
         return self.peer.proven.get((self.group, self.rank))
 
     def prove(self, route: PeerRoute, refusals: Mapping[str, EyasError]) -> None:
-        """The proof page came this way, after others were refused."""
+        """Records that the proof page arrived by `route`, after the others were refused."""
         self.peer.proven[self.group, self.rank] = ProvenRoute(route, dict(refusals))
 
     def doubt(self) -> None:
-        """A copy failed: the next pull proves a way anew."""
+        """Drops the proven route after a failed copy: the next pull proves one again."""
         self.peer.proven.pop((self.group, self.rank), None)
 
 
 class KvPeers:
-    """The records of an engine. `pool_dir`: the folder where lease boards of this host lie."""
+    """The records of all peers of an engine. `pool_dir`: the folder of this host's lease boards."""
 
     def __init__(self, pool_dir: str) -> None:
         self._pool_dir = pool_dir
-        self._peers: dict[str, KvPeer] = {}  # by worker; the one that was longest unused first
+        self._peers: dict[str, KvPeer] = {}  # by worker, least recently used first
 
     def known(self, handle: KvHandle) -> KvPeer | None:
-        """The incarnation that offered `handle`, if it has described pages of the meaning that these have."""
+        """The incarnation that offered `handle`, if it has described pages of the handle's layout."""
         peer = self._peers.get(handle.worker)
         info = None if peer is None else peer.pools.get(handle.group)
         if peer is None or info is None or (info.epoch, info.layout_hash) != (handle.epoch, handle.layout):
@@ -131,7 +130,7 @@ class KvPeers:
         return peer
 
     def meet(self, worker: str, group: KvKind, info: PoolInfo) -> KvPeer:
-        """The incarnation that has just described its pages; nothing is kept of one before it."""
+        """The record of an incarnation that has described its pages; replaces that of an earlier one."""
         peer = self._peers.get(worker)
         if peer is None or peer.epoch != info.epoch:
             self._peers = {name: other for name, other in self._peers.items() if not other.gone}
@@ -148,22 +147,22 @@ class KvPeers:
 
 
 class PeerRoutes:
-    """The backends that may be taken to the pages of one group. `backends`: by name, the best first.
-    `transfer`: auto, or the one that may be taken. `ours`: the pools that pages come to.
+    """The backends that may be used for the pages of one group. `backends`: by name, the best first.
+    `transfer`: auto, or the only backend to use. `ours`: the destination pools.
     """
 
     def __init__(self, backends: Mapping[str, TransferBackend], transfer: str, ours: RankPools) -> None:
         self._ours = ours
         self._backends = [b for name, b in backends.items() if transfer in (AUTO, name)]
         self._transfer = transfer
-        self.refused: Counter[str] = Counter()  # proofs and copies that failed, by the way's name
+        self.refused: Counter[str] = Counter()  # failed proofs and copies, by backend
 
     def known(self, pages: PeerPages) -> PeerRoute | None:
-        """The proven way to these pages."""
+        """The proven route to these pages; None if there is none."""
         return None if pages.proven is None else pages.proven.route
 
     def passed_over(self, pages: PeerPages) -> dict[str, str]:
-        """Why each way that is better than the proven one was not taken, by name, the best first."""
+        """Why each backend that is better than the proven one is not used, by name, the best first."""
         proven = pages.proven
         if proven is None:
             return {}
@@ -172,7 +171,7 @@ class PeerRoutes:
         return {name: self._obstacle(name, proven.refusals) for name in better}
 
     def search(self, pages: PeerPages) -> RouteSearch:
-        """A new search for a way to `pages`, through all backends that may be taken."""
+        """A new search for a route to `pages`, over all backends that may be used."""
         return RouteSearch(pages, list(self._backends), self._transfer, self._ours, self.refused)
 
     def _obstacle(self, name: str, refusals: Mapping[str, EyasError]) -> str:
@@ -183,7 +182,7 @@ class PeerRoutes:
 
 @dataclass
 class RouteSearch:
-    """The ways to one rank's pages, from the best on. `refused` counts those that failed."""
+    """Tries the routes to one rank's pages, the best first. `refused` counts those that failed."""
 
     pages: PeerPages
     left: list[TransferBackend]
@@ -193,7 +192,7 @@ class RouteSearch:
     refusals: dict[str, EyasError] = field(default_factory=dict)
 
     def next(self) -> PeerRoute:
-        """The next way that opens, to be proven. Raises what stands in the way if none is left."""
+        """The next route that opens, to be proven. Raises the reasons if none is left."""
         exports = self.pages.pool.exports
         while self.left:
             backend = self.left.pop(0)
@@ -208,7 +207,7 @@ class RouteSearch:
         raise self._verdict()
 
     def _route(self, backend: TransferBackend, source: PeerSource) -> PeerRoute:
-        """Raises ConfigError where only whole pages come this way, and ours are others."""
+        """Raises ConfigError if the backend moves whole pages only, and our pages differ in their heads."""
         if backend.direct:
             return PeerRoute(backend, source, worker=self.pages.worker)
         parts = self.ours.parts(self.pages.info, self.pages.rank, source.on_device)
@@ -221,20 +220,20 @@ class RouteSearch:
         return PeerRoute(backend, source, parts, self.pages.worker)
 
     def prove(self, route: PeerRoute) -> None:
-        """The proof page came this way."""
+        """Records that the proof page arrived by `route`."""
         pages = self.pages
         if pages.proven is None:
             _log.info("%s KV of worker %s comes by %s", pages.group, pages.worker, route.backend.name)
         pages.prove(route, self.refusals)
 
-    def refuse(self, way: str, error: EyasError) -> None:
-        """Logs that this way does not lead to the peer's pages: another one will be taken."""
-        self.refusals[way] = error
+    def refuse(self, name: str, error: EyasError) -> None:
+        """Records and logs that this backend cannot reach the peer's pages; another will be tried."""
+        self.refusals[name] = error
         if not isinstance(error, ConfigError):
-            self.refused[way] += 1
+            self.refused[name] += 1
         level = logging.INFO if isinstance(error, ConfigError) else logging.WARNING
         text = "%s KV of worker %s cannot come by %s: %s"
-        _log.log(level, text, self.pages.group, self.pages.worker, way, error.message)
+        _log.log(level, text, self.pages.group, self.pages.worker, name, error.message)
 
     def _verdict(self) -> EyasError:
         if self.transfer == AUTO:

@@ -1,4 +1,4 @@
-"""The puller's half of the transfer protocol: from a handle to pages that may be used, or to a clear no.
+"""The puller's half of the transfer protocol: turns a KV handle into valid local pages, or into an error.
 
     WAITING ───start──> PULLING ───all copied──> VALIDATING ──valid──> COMPLETE
        ^                   │                         │
@@ -6,14 +6,14 @@
        │                   v cancelled, late         v
        └──────────────  DRAINING ──copies stopped─> FAILED
 
-A pure state machine of one handle and one attempt, for all its shards together. It says what should be done
-(`take_actions`) and hears what happened; it holds page numbers and times, never bytes, threads or the wire.
-Every call brings `now` (monotonic seconds), every state has a deadline, and news that comes after a deadline
-finds it already kept.
+A pure state machine of one handle and one attempt, for all shards of the handle. It is called with events,
+and returns the actions to carry out (`take_actions`); it stores page numbers and times, and owns no bytes,
+threads or connections. Every call passes `now` (monotonic seconds). Every state has a deadline, which is
+enforced before a later event is handled.
 
-What was read counts only once the owner's verdict on it is "valid". Destination pages are lent
-by `start` and given back by `PagesFree`, never before the last copy into them has stopped: no clock can
-make memory safe that something may still write to.
+Copied pages count only after the owner's verdict "valid". Destination pages are lent by `start` and returned
+by `PagesFree`, never before the last copy into them has stopped: no timeout makes memory safe to reuse while
+something may still write to it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from eyas.common.types import FirstToken, KvHandle, RankPages
 from kv_transfer.backends.base import CopyJob, CopyResult
 from kv_transfer.layout import HandlePages, pages_for
 
-RELEASE_S = 5.0  # an owner that has not answered Release by then is taken for gone
-DRAIN_S = 10.0  # a copy that has not stopped by then ends the attempt; its pages stay lent
+RELEASE_S = 5.0  # an owner that has not answered Release within this time is considered dead
+DRAIN_S = 10.0  # a copy that has not stopped within this time ends the attempt; its pages stay lent
 
 
 class PullState(enum.StrEnum):
-    """The state of an attempt; the module's picture shows the ways between them."""
+    """The state of an attempt; the module's docstring shows the transitions."""
 
     WAITING = "waiting"  # for destination pages; the Watch is open and holds the lease
     PULLING = "pulling"
@@ -45,7 +45,7 @@ class PullState(enum.StrEnum):
 
 @dataclass(frozen=True)
 class OpenWatch:
-    """Watch the owner's handle in the name of this attempt."""
+    """Open a Watch of the handle at its owner, for this attempt."""
 
     handle: KvHandle
     attempt: int
@@ -53,17 +53,17 @@ class OpenWatch:
 
 @dataclass(frozen=True)
 class CloseWatch:
-    """The attempt is decided: nothing more needs to be heard of the handle."""
+    """Close the Watch: the attempt is decided."""
 
 
 @dataclass(frozen=True)
 class AskVerdict:
-    """All is read. Tell the owner, whose pages are free then; `released` takes its verdict."""
+    """Release the owner's pages, which have been read, and ask for its verdict; `released` receives it."""
 
 
 @dataclass(frozen=True)
 class SendRelease:
-    """Tell the owner that its pages are not needed any more. Nothing is answered."""
+    """Release the owner's pages, which are no longer needed. There is no answer."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ class PullComplete:
 
 @dataclass(frozen=True)
 class PullIncomplete:
-    """The pages will not come by this attempt. Said at once, even while copies still run."""
+    """The attempt has failed. Reported immediately, even while copies still run."""
 
     error: EyasError
 
 
 @dataclass(frozen=True)
 class PagesFree:
-    """All pages of the last `start`: nothing writes to them any more."""
+    """Return all pages of the last `start`: nothing writes to them any more."""
 
     pages: tuple[int, ...]
 
@@ -109,10 +109,10 @@ class _PageLoan:
 
 
 class PullAttempt:
-    """One attempt to pull one handle; `number` is its name in copies, `deadline` the request's.
+    """One attempt to pull one handle.
 
-    `pages`: those of the handle (None: all are ordered). One whose shards cannot hold its tokens is a
-    `ConfigError`.
+    `number` identifies the attempt in copy jobs; `deadline` is the request's. `pages`: how the handle's pages
+    are ordered (None: all are). Raises ConfigError if the handle's shards cannot hold its tokens.
     """
 
     def __init__(
@@ -132,9 +132,9 @@ class PullAttempt:
         self._page_count = sum(self._pages)
         self._deadline = deadline
         self._expires = deadline  # of the present state
-        self._decided = False  # completed, lost or cancelled: the last words were said
+        self._decided = False  # completed, failed or cancelled: the final actions were issued
         self._readable = 0  # source rows
-        self._answer: tuple[tuple[FirstToken, ...], bytes] | None = None  # what `done` brought
+        self._answer: tuple[tuple[FirstToken, ...], bytes] | None = None  # of `done`
         self._loan: _PageLoan | None = None
         self._copies = 0
         self._actions: list[Action] = [OpenWatch(handle, attempt)]
@@ -149,12 +149,12 @@ class PullAttempt:
 
     @property
     def over(self) -> bool:
-        """Decided, and without destination pages: once its actions are taken it may be forgotten."""
+        """Whether the attempt is decided and owns no pages: it may be dropped once its actions are taken."""
         return self.state in (PullState.COMPLETE, PullState.FAILED) and self._loan is None
 
     @property
     def whole(self) -> tuple[FirstToken, ...] | None:
-        """The first tokens of the prompt, once its owner has all of its rows; None before."""
+        """The prompt's first tokens, once the owner has computed all rows; None before."""
         return None if self._answer is None else self._answer[0]
 
     def take_actions(self) -> list[Action]:
@@ -165,25 +165,25 @@ class PullAttempt:
     # --- what the engine decides ----------------------------------------------------------------------
 
     def start(self, dst_pages: tuple[int, ...], skip: int, now: float) -> None:
-        """WAITING -> PULLING into all the pages of the prompt, the first `skip` being cached already."""
+        """WAITING -> PULLING, into the pages of the whole prompt, the first `skip` of which are cached."""
         assert self.state is PullState.WAITING and len(dst_pages) == self._page_count
         self._enter(PullState.PULLING, self._deadline)
         self._loan = _PageLoan(dst_pages, now, copied_to=skip)
         self._advance(self._loan, now)
 
     def preempt(self, now: float) -> None:
-        """Give the pages back and wait for others. Only PULLING can: later the source may be gone."""
+        """Returns the pages and waits for others. Only in PULLING: later the source may be gone."""
         self.sweep(now)
         if self.state is PullState.PULLING:
             self._enter(PullState.DRAINING, now + DRAIN_S)
-            self._settle()
+            self._finish_draining()
 
     def cancel(self, now: float) -> None:
-        """The pages are not wanted any more."""
+        """Ends the attempt: the request needs no pages any more."""
         if not self._decided:
             self._give_up(now)
 
-    # --- what the Watch says --------------------------------------------------------------------------
+    # --- events of the Watch --------------------------------------------------------------------------
 
     def ready(self, tokens: int, now: float) -> None:
         """The owner's rows below `tokens` may be read."""
@@ -200,18 +200,18 @@ class PullAttempt:
             self._advance(self._loan, now)
 
     def failed(self, error: EyasError, now: float) -> None:
-        """The Watch broke, or the owner said so. While VALIDATING only the verdict counts."""
+        """The Watch broke, or the owner reported a failure. In VALIDATING only the verdict counts."""
         self.sweep(now)
         if not self._decided and self.state is not PullState.VALIDATING:
-            self._lose(error, now)
+            self._fail(error, now)
 
     def released(self, valid: bool, now: float) -> None:
-        """The owner's verdict, which `AskVerdict` asked for."""
+        """The owner's answer to `AskVerdict`."""
         self.sweep(now)
         if self.state is not PullState.VALIDATING:
             return
         if not valid:
-            self._lose(TransferFailed(f"KV handle {self._handle.id} lapsed while it was read."), now)
+            self._fail(TransferFailed(f"KV handle {self._handle.id} lapsed while it was read."), now)
             return
         assert self._loan is not None and self._answer is not None
         loan, self._loan = self._loan, None
@@ -220,31 +220,31 @@ class PullAttempt:
         complete = PullComplete(*self._answer, loan.bytes, now - loan.since, loan.path)
         self._actions += [CloseWatch(), complete]
 
-    # --- what the copier and the clock say ------------------------------------------------------------
+    # --- events of the copier and the clock -----------------------------------------------------------
 
     def copied(self, result: CopyResult, now: float) -> None:
-        """A copy stopped, well or not."""
+        """A copy has stopped, with or without an error."""
         self.sweep(now)
         loan = self._loan
         if loan is None or result.job.number not in loan.running:
             return
         loan.running.remove(result.job.number)
         if self.state is not PullState.PULLING:
-            self._settle()
+            self._finish_draining()
         elif result.error is not None:
-            self._lose(result.error, now)
+            self._fail(result.error, now)
         else:
             loan.bytes += result.bytes
             loan.path = result.path
             self._advance(loan, now)
 
     def sweep(self, now: float) -> None:
-        """Keep the present state's deadline."""
+        """Enforces the deadline of the present state."""
         if now < self._expires:
             return
         state = self.state
         if not self._decided:
-            self._lose(TransferFailed(f"KV handle {self._handle.id} was still {state} at its deadline."), now)
+            self._fail(TransferFailed(f"KV handle {self._handle.id} was still {state} at its deadline."), now)
         if state is PullState.DRAINING:  # a stuck copy may hold its pages, but not the attempt
             self._enter(PullState.FAILED, math.inf)
 
@@ -254,7 +254,7 @@ class PullAttempt:
         self.state, self._expires = state, expires
 
     def _advance(self, loan: _PageLoan, now: float) -> None:
-        """Copy every page that became final; once all are copied, ask the owner what they are worth."""
+        """Copies every page that became final; asks for the owner's verdict once all are copied."""
         if self.state is not PullState.PULLING:
             return
         done = self._answer is not None
@@ -274,21 +274,21 @@ class PullAttempt:
         loan.running.add(job.number)
         self._actions.append(job)
 
-    def _lose(self, error: EyasError, now: float) -> None:
+    def _fail(self, error: EyasError, now: float) -> None:
         self._actions.append(PullIncomplete(error))
         self._give_up(now)
 
     def _give_up(self, now: float) -> None:
-        """Let the owner free its pages now rather than when the lease runs out, and drain."""
-        if self.state is not PullState.VALIDATING:  # there the owner was told
+        """Releases the owner's pages now, instead of when the lease expires, and drains."""
+        if self.state is not PullState.VALIDATING:  # AskVerdict has released them
             self._actions.append(SendRelease())
         self._actions.append(CloseWatch())
         self._decided = True
         self._enter(PullState.DRAINING, now + DRAIN_S)
-        self._settle()
+        self._finish_draining()
 
-    def _settle(self) -> None:
-        """Frees the pages and leaves DRAINING, if no copy runs."""
+    def _finish_draining(self) -> None:
+        """Returns the pages and leaves DRAINING, if no copy runs."""
         if self._loan is not None and not self._loan.running:
             self._actions.append(PagesFree(self._loan.pages))
             self._loan = None

@@ -1,8 +1,8 @@
-"""Jobs cut into windows, for pages that pass through staging: at their owner's, at ours, or at both.
+"""Cuts jobs into windows, for pages that pass through staging at their owner, at the puller, or at both.
 
-Staging is bounded, so a long job passes through it window by window. AT_ONCE windows of a job are on their
-way at a time, in different places: one is copied into its owner's slots, one crosses, one is copied out of
-ours. Where slots are short, pulls take turns, so that a long prompt delays no other by more than a window.
+Staging is bounded, so a long job passes through it window by window. AT_ONCE windows of a job are in flight,
+each at another stage: copied into the owner's slots, transferred, or copied out of the puller's slots. When
+slots are short, pulls take turns, so that a long prompt delays others by one window at most.
 """
 
 from __future__ import annotations
@@ -20,53 +20,53 @@ from kv_transfer.layout import slots_for
 from kv_transfer.peers import PeerRoute
 
 AT_ONCE = 4
-"""More than the three places: a window's messages take longer than its bytes. Those that have crossed, and
-wait for their owner's word alone, do not count."""
+"""More than the three stages, since a window's messages take longer than its bytes. Windows whose bytes have
+arrived, and that only wait for the owner's confirmation, do not count."""
 
 PagePiece: TypeAlias = tuple[bytes, PageShare]
-"""Some heads of a page, and which of the peer's rank they are."""
+"""The bytes of some heads of a page, and which heads of the peer's rank they are."""
 
 
 class LandingSlots(Protocol):
-    """Staging of our own beside a device's pool: pages land in its slots, and go on into the pool from there.
+    """The puller's staging slots, from which pages are copied into a device's pool.
 
-    In host memory or in the device's: that is the backends' business, whose `site.area` has these slots.
+    The slots are in host memory or in the device's, as the backends' `site` says.
     """
 
     @property
     def total(self) -> int:
-        """The number of all slots; a worker that only computes prompts for others has none."""
+        """The number of all slots; 0 for a worker that never pulls."""
         ...
 
     @property
     def free(self) -> int:
-        """The number of those that are not taken."""
+        """The number of free slots."""
         ...
 
     def take(self, count: int) -> list[int] | None:
-        """Takes `count` slots; None: not now."""
+        """Takes `count` slots; None if there are too few."""
         ...
 
     def give(self, slots: Sequence[int]) -> None:
-        """Takes slots back, in which nothing is copied any more."""
+        """Returns slots that no copy uses any more."""
         ...
 
     def copy_in(self, slots: Sequence[int], pages: Sequence[int], then: Then, target: PageShare) -> None:
-        """Copies slots to pages of a rank's pool, or to some heads of them; `poll` calls `then` when that has
-        stopped.
+        """Copies slots to pages of a rank's pool, or to some heads of them; `poll` calls `then` at the
+        end.
         """
         ...
 
     def piece(self, slot: int, target: PageShare) -> bytes:
-        """The bytes that have come to a slot for a rank's pool."""
+        """The bytes in a slot that belong to a rank's pool."""
         ...
 
     def joined(self, pieces: Sequence[PagePiece]) -> bytes:
-        """One page of a peer's rank, of all its pieces."""
+        """One page of a peer's rank, joined from all its pieces."""
         ...
 
     def poll(self) -> None:
-        """Tells of the copies that have stopped."""
+        """Calls the callbacks of copies that have stopped."""
         ...
 
     def stop(self, deadline: float) -> bool:
@@ -76,11 +76,11 @@ class LandingSlots(Protocol):
 
 @dataclass(eq=False)
 class WindowedJob:
-    """A job that goes by `route` in `windows`, those that were not begun. Times are monotonic seconds.
+    """A job that runs by `route`. Times are monotonic seconds.
 
-    `lands`: its windows take slots of ours. `begun`: windows; `running`: those of them that have not stopped;
-    `crossed`: those of these whose bytes have come.
-    `pieces`: of a proof page, as they came.
+    `windows`: not begun yet. `lands`: whether its windows take landing slots. Counts of windows: `begun`,
+    those of them still `running`, and those of these whose bytes have arrived (`crossed`). `pieces`: of a
+    proof page.
     """
 
     route: PeerRoute
@@ -98,32 +98,34 @@ class WindowedJob:
 
     @property
     def left(self) -> bool:
-        """Whether a window was not begun, and should be."""
+        """Whether windows are still to be begun."""
         return bool(self.windows) and self.error is None
 
     @property
     def ready(self) -> bool:
-        """Whether its next window may begin. (Each of our ranks has its own, which are smaller.)"""
+        """Whether the next window may begin. Each of our ranks has windows of its own, which are smaller."""
         return self.left and self.running - self.crossed < AT_ONCE * len(self.route.parts)
 
     @property
     def count(self) -> int:
-        """Pages of its next window."""
+        """The number of pages of the next window."""
         return len(self.windows[0].dst_pages)
 
     @property
     def slots(self) -> int:
-        """Slots of ours that these take."""
+        """The number of landing slots of the next window."""
         return slots_for(self.count, self.windows[0].part.here)
 
     def next(self) -> CopyJob:
-        """Begins its next window, whose pages are those of the job."""
+        """Begins the next window."""
         self.begun += 1
         self.running += 1
         return self.windows.popleft()
 
     def stopped(self, result: CopyResult, error: EyasError | None) -> None:
-        """A window has stopped: `result` of its way here, `error` of all of it."""
+        """Records a stopped window: `result` of the transfer, `error` of the transfer or the copy behind
+        it.
+        """
         self.running -= 1
         self.bytes += result.bytes
         self.seconds += result.seconds
@@ -136,7 +138,9 @@ class WindowedJob:
 
 
 def cut(route: PeerRoute, job: CopyJob, size: int) -> Iterator[CopyJob]:
-    """The windows of a job, each in `size` slots at most: the same pages for each rank, then the next."""
+    """The windows of a job, each of `size` slots at most: a range of pages for each rank, then the next
+    range.
+    """
     size = min((min(part.window, size * part.here) for part in route.parts), default=size)
     for first in range(0, len(job.dst_pages), size):
         pages = slice(first, first + size)
@@ -147,29 +151,29 @@ def cut(route: PeerRoute, job: CopyJob, size: int) -> Iterator[CopyJob]:
 
 @dataclass
 class PullTurns:
-    """Jobs whose windows take slots. The pull with the fewest on their way is next, and among such the one
-    that waits longest; the jobs of each go in order.
+    """Orders the jobs whose windows take slots: the pull with the fewest windows in flight is next, among
+    equals the one that has waited longest. The jobs of one pull run in order.
     """
 
     _pulls: dict[int, list[WindowedJob]] = field(default_factory=dict)  # the next turn first
 
     def add(self, job: WindowedJob) -> None:
-        """Joins the jobs of its pull, or comes behind all other pulls."""
+        """Adds a job behind those of its pull; a new pull comes last."""
         self._pulls.setdefault(job.job.pull, []).append(job)
 
     def next(self, allowed: Callable[[WindowedJob], bool]) -> WindowedJob | None:
-        """The job whose window should be the next to begin, of those that are `allowed` to."""
+        """The job whose window begins next, among those that are `allowed`; None if there is none."""
         first = {pull: next((job for job in jobs if job.ready), None) for pull, jobs in self._pulls.items()}
         ready = [pull for pull, job in first.items() if job is not None and allowed(job)]
         fewest = min(ready, key=lambda pull: sum(job.running for job in self._pulls[pull]), default=None)
         return None if fewest is None else first[fewest]
 
     def taken(self, job: WindowedJob) -> None:
-        """It has begun a window: its pull has waited least now."""
+        """Records that the job has begun a window, which puts its pull last."""
         self._pulls[job.job.pull] = self._pulls.pop(job.job.pull)
 
     def drop(self, job: WindowedJob) -> None:
-        """It begins no more."""
+        """Removes a job."""
         jobs = self._pulls[job.job.pull]
         jobs.remove(job)
         if not jobs:
