@@ -33,7 +33,8 @@ from functools import partial
 from triton.runtime import driver
 from eyas.common.config import SpeculationConfig, resolve_engine
 from eyas.engine.loading.recipe import launches
-from eyas.engine.kernels.launch.compile_ahead import NoDevice, compile_all, record
+from eyas.engine.kernels.launch.compile_ahead import NoDevice, record
+from tests.unit.warm_kernels import compile_all
 
 model, head, compiled, asked = json.loads(sys.argv[1])
 driver.set_active(NoDevice(90))
@@ -41,7 +42,7 @@ asked |= {"max_running": 24, "chunk_tokens": 300, "prefill_attention_backend": "
 config = resolve_engine("cuda", model=model, draft=head, **asked)
 found = record(partial(launches, replace(config, speculation=SpeculationConfig(*SPEC))))
 names = [variant.args[0].__name__ for variant in found]
-compile_all([variant for name, variant in zip(names, found) if name in compiled], 1)
+compile_all(variant for name, variant in zip(names, found) if name in compiled)
 print(json.dumps({name: names.count(name) for name in names}))
 """
 SUMS = """
@@ -51,7 +52,8 @@ import torch
 from triton.runtime import driver
 from eyas.common.config import resolve_engine
 from eyas.engine.loading.recipe import launches
-from eyas.engine.kernels.launch.compile_ahead import NoDevice, compile_all, record
+from eyas.engine.kernels.launch.compile_ahead import NoDevice, record
+from tests.unit.warm_kernels import compile_all
 from eyas.engine.parallel.one_shot import SUMS_ROWS, OneShot
 
 model, dtype = json.loads(sys.argv[1])
@@ -76,7 +78,7 @@ asked |= {"draft": None, "tensor_parallel_size": 2}
 found = record(partial(launches, resolve_engine("cuda", model=model, dtype=dtype, **asked)))
 sums = [variant for variant in found if name(variant) == "_sum_over_ranks"]
 if sums:
-    compile_all(sums, 1)
+    compile_all(sums)
 kernels = sorted({name(variant) for variant in found})
 print(json.dumps({"kernels": kernels, "found": keys(found), "launched": keys(record(launched))}))
 """
@@ -87,7 +89,8 @@ from triton.runtime import driver
 from eyas.common.config import resolve_engine
 from eyas.engine.loading import recipe
 from eyas.engine.models.decoder import Decoder
-from eyas.engine.kernels.launch.compile_ahead import NoDevice, compile_all, record
+from eyas.engine.kernels.launch.compile_ahead import NoDevice, record
+from tests.unit.warm_kernels import compile_all
 
 model, compiled = json.loads(sys.argv[1])
 driver.set_active(NoDevice(90))
@@ -100,7 +103,7 @@ def told(variants):
 found = record(launches)
 Decoder.brief = lambda model: model
 every = record(launches)
-compile_all([variant for variant in found if variant.args[0].__name__ in compiled], 1)
+compile_all(variant for variant in found if variant.args[0].__name__ in compiled)
 print(json.dumps({"found": told(found), "every": told(every)}))
 """
 SHARERS = """
@@ -108,7 +111,8 @@ import json, sys
 from functools import partial
 from triton.runtime import driver
 from eyas.common.config import resolve_engine
-from eyas.engine.kernels.launch.compile_ahead import NoDevice, compile_all, record
+from eyas.engine.kernels.launch.compile_ahead import NoDevice, record
+from tests.unit.warm_kernels import compile_all
 from eyas.engine.loading.recipe import launches
 
 driver.set_active(NoDevice(90))
@@ -117,7 +121,7 @@ model, draft = json.loads(sys.argv[1])
 asked |= {"draft": draft, "dp_attention": 2, "expert_replicas": 2, "transfer": "none"}
 found = record(partial(launches, resolve_engine("cuda", model=model, **asked)))
 own = [variant for variant in found if variant.args[0].__name__ in ("_join_ranks", "_sum_over_ranks")]
-compile_all(own, 1)
+compile_all(own)
 print(json.dumps(sorted({variant.args[0].__name__ for variant in (found if draft else own)})))
 """
 NARROW = """

@@ -52,6 +52,10 @@ def test_launches_find_what_was_compiled() -> None:
     assert KernelWarmup(RECIPE, (5,), 90, processes=2).wait() == CompileReport(2, 0.0)
 
 
+def test_a_recipe_imports_the_tracer_only_if_it_needs_more_than_its_name() -> None:
+    assert KernelWarmup("tests.unit.warm_kernels:tracing_recipe", (), 90, processes=2).wait().kernels == 1
+
+
 def test_a_kernel_that_does_not_compile_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="no_such_function"):
         KernelWarmup("tests.unit.warm_kernels:broken_recipe", (), 90, processes=1).wait()
