@@ -20,6 +20,7 @@ from eyas.common.cluster.discovery import WorkerRegistry, registry
 from eyas.common.cluster.names import is_loopback, join
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Unavailable
+from eyas.common.logging import OutageLog
 from eyas.common.machine.leave import StopSignals
 from eyas.common.machine.memory import keep_all
 from eyas.common.machine.processes import raise_limit
@@ -57,25 +58,21 @@ from gateway.text.tokenizer import Tokenizer
 
 LOOK_S = 0.5
 FIRST_S = 5.0  # a cluster that starts may take this long
-RAREST_S = 300.0
 DRAINING = "the server is draining: it is about to stop"
 
 
 async def tell_waiting(health: Callable[[], BackendHealth], registry: WorkerRegistry) -> None:
-    """Logs until it is cancelled."""
-    clock = asyncio.get_running_loop().time
-    pause_s, due = FIRST_S, clock() + FIRST_S
+    """Logs what keeps requests or workers from being served, until it is cancelled."""
+    outage = OutageLog(_log, FIRST_S)
     while True:
         await asyncio.sleep(LOOK_S)
         reasons = [f"waiting for worker {worker}: {_end(why)}" for worker, why in registry.silent().items()]
         if problem := health().problem:
             reasons.insert(0, problem)
-        if not reasons:
-            pause_s, due = FIRST_S, clock() + FIRST_S
-        elif clock() >= due:
-            _log.warning("%s", "; ".join(reasons))
-            pause_s = min(2 * pause_s, RAREST_S)
-            due = clock() + pause_s
+        if reasons:
+            outage.failed("%s", "; ".join(reasons))
+        else:
+            outage.works("requests are served, by all workers that are known")
 
 
 def _end(reason: str) -> str:

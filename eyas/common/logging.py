@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 RARELY_S = 60.0
+REMIND_S, REMIND_RAREST_S = 30.0, 1800.0
+"""Seconds from the first line of an outage to a reminder; each later wait is twice the one before, up to the
+second of these times."""
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # would move a terminal's cursor, or begin a line
 _BRACKETS = re.compile(r"[\s\[\]\\]")  # would end an id before its end
@@ -201,6 +204,44 @@ class RateLimitedLogger:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + RARELY_S
+            self._log.warning(message, *args)
+
+
+class OutageLog:
+    """The log of something that fails for a while: a line when it fails, reminders while that lasts, each
+    after twice as long as the one before, and a line when it works again. Any thread may call it.
+
+    `grace_s`: a failure that is over within this time is not logged.
+    """
+
+    def __init__(self, log: logging.Logger, grace_s: float = 0.0) -> None:
+        self._log = log
+        self._grace_s = grace_s
+        self._lock = threading.Lock()
+        self._logged = False  # since it fails
+        self._due = 0.0  # the next line, in monotonic seconds
+        self._wait_s = 0.0  # between that one and the one after it
+        self.since = 0.0
+        """When it failed, in seconds since the epoch; 0.0: it works."""
+
+    def failed(self, message: str, *args: object) -> None:
+        """It fails, or still does. Logs that if a line is due."""
+        with self._lock:
+            now = time.monotonic()
+            if not self.since:
+                self.since, self._logged = time.time(), False
+                self._due, self._wait_s = now + self._grace_s, REMIND_S
+            if now < self._due:
+                return
+            self._logged = True
+            self._due, self._wait_s = now + self._wait_s, min(2 * self._wait_s, REMIND_RAREST_S)
+        self._log.warning(message, *args)
+
+    def works(self, message: str, *args: object) -> None:
+        """It works. Logs that if its failure was logged."""
+        with self._lock:
+            logged, self.since = self.since and self._logged, 0.0
+        if logged:
             self._log.warning(message, *args)
 
 

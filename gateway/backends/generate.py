@@ -101,7 +101,7 @@ class ClusterBackend(GenerationBackend):
         if router.route(links) is not None:
             synthetic = SYNTHETIC if is_synthetic(self._cluster.workers()) else ""
             return BackendHealth(degraded=synthetic, paused=router.paused(links))
-        why = self._cluster.weights.problem or router.asleep(links) or router.missing(links)
+        why = self._cluster.weights.problem or router.asleep(links) or self._cluster.missing(links)
         return BackendHealth(f"no worker can serve a request: {why}")
 
     async def flush(self, wait_s: float) -> dict[str, int]:

@@ -144,6 +144,11 @@ class Cluster:
             infos += [info for info in self.workers() if adapter_state(prefix.adapter, info) is None]
         return [RouterCandidate(msgspec.structs.replace(info, serving=True)) for info in infos]
 
+    def missing(self, workers: Sequence[RouterCandidate]) -> str:
+        """Why no request can be routed to `workers`, as half a sentence."""
+        why, trouble = router.missing(workers), self._registry.trouble()
+        return f"{why} ({trouble})" if trouble else why
+
     def check_adapter(self, prefix: PromptPages) -> None:
         """Raises ModelNotFound if the prompt's adapter has been unloaded: no worker will have it."""
         if prefix.adapter and prefix.adapter not in self.adapters.roster.ids:
@@ -356,7 +361,7 @@ class WorkerSearch:
             if sleep := router.asleep(workers):
                 raise Unavailable(sleep)
             self._cluster.check_adapter(self._prefix)
-            self.lacks = router.missing(workers)
+            self.lacks = self._cluster.missing(workers)
             if choose([*workers, *self._cluster.returning(self._prefix)]) is not None:
                 expected_at = self._clock()
             elif self._clock() - expected_at >= PATIENCE_S:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -263,6 +264,16 @@ async def test_no_request_notices_that_redis_dies_and_comes_back_empty(
         for change in ("is away", "is back"):  # once each: the gateway, three presences and registries
             assert sum(change in line for line in said) == 4, said
         assert not any("is gone" in line for line in said[: said.index(next(x for x in said if "back" in x))])
+
+
+async def test_a_gateway_without_redis_says_why_it_has_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "PATIENCE_S", 0.1)
+    lacks = r"no decode worker is serving \(redis 127\.0\.0\.1:1/0 cannot be reached since 20.* UTC: .*\)"
+    async with gateway("redis://127.0.0.1:1/0") as (backend, _):
+        assert re.search(lacks, problem := backend.health().problem)
+        with pytest.raises(Unavailable, match=lacks):
+            await backend.start(request())
+        assert backend.health().problem == problem, "the time is that of the first failure"
 
 
 async def test_no_request_waits_for_a_redis_that_hangs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from eyas.engine.kv.cold_tier import NO_PACE, READERS, ColdTier
 from eyas.engine.kv.host_tier import HostTier
 from eyas.engine.kv.stores.disk import DiskStore
 from eyas.engine.kv.stores.shared import SharedStore
+from eyas.engine.kv.stores.store import Parts
 from eyas.engine.loop import engine as engine_module
 from eyas.engine.loop.engine import Engine
 from eyas.engine.scheduling import host_loads
@@ -319,6 +321,24 @@ def test_a_store_that_is_full_still_gives_and_is_told_of(
     answers, cached, counts = life(config, [PROMPTS[1], PROMPTS[0]])
     assert answers[1:] == plain and cached == 9 * 16, "its reads rested with its writes"
     assert counts.store_failures > 0 and counts.trouble == "this store is full"
+
+
+def test_an_outage_of_a_store_is_logged_once(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    puts, put = itertools.count(), DiskStore.put
+
+    def full_at_first(self: DiskStore, key: bytes, parts: Parts) -> int:
+        if next(puts) < 2:
+            raise TransferFailed("this store is full")
+        return put(self, key, parts)
+
+    monkeypatch.setattr(DiskStore, "put", full_at_first)
+    monkeypatch.setattr(cold_tier, "REST_S", 0.0)
+    _, _, counts = life(on_disk(config, tmp_path), PROMPTS)
+    assert counts.store_failures == 2
+    said = [line for line in caplog.messages if "disk" in line or "store" in line]
+    assert said == ["this store is full; its writes are tried every 0 s", "writes of the disk go on"]
 
 
 class Stuck(DiskStore):

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -28,6 +29,7 @@ from redis.exceptions import RedisError
 from eyas.common.cluster.names import CLUSTER, SCHEMES, checked_cluster, is_address, is_redis, listed
 from eyas.common.cluster.roster import POLL_S, WorkerRoster
 from eyas.common.errors import ConfigError, Unavailable
+from eyas.common.logging import OutageLog
 from eyas.common.security.tls import client_context
 from eyas.common.types import WorkerInfo
 from eyas.common.wire import rpc
@@ -62,6 +64,10 @@ class WorkerRegistry(Protocol):
 
     def silent(self) -> Mapping[str, str]:
         """The addresses where no worker answered, and why."""
+        ...
+
+    def trouble(self) -> str:
+        """Why it hears of no new workers, as a sentence; "": it does."""
         ...
 
     async def refresh(self) -> None:
@@ -113,6 +119,9 @@ class StaticRegistry(WorkerRegistry):
     def silent(self) -> Mapping[str, str]:
         return self._roster.silent()
 
+    def trouble(self) -> str:
+        return ""
+
     def returning(self) -> list[WorkerInfo]:
         return self._roster.returning()
 
@@ -152,6 +161,9 @@ class RedisRegistry(WorkerRegistry):
 
     def silent(self) -> Mapping[str, str]:
         return self._roster.silent()
+
+    def trouble(self) -> str:
+        return self._keys.trouble
 
     def returning(self) -> list[WorkerInfo]:
         return self._roster.returning()
@@ -210,7 +222,8 @@ class WorkerPresence:
 class WorkerKeys:
     """A cluster's workers' keys in a Redis database. Every call ends within `REDIS_S`, or raises Unavailable.
 
-    When Redis goes away that is logged once, with `meanwhile`: what follows from it. So is its return.
+    The log says when Redis goes away, with `meanwhile`: what follows from it, and when it is back.
+    `trouble`: that it is away, and since when, as a sentence; "": it is not.
     """
 
     def __init__(self, url: str, meanwhile: str, ca: str | None = None, cluster: str = CLUSTER) -> None:
@@ -230,7 +243,8 @@ class WorkerKeys:
             retry=Retry(NoBackoff(), 0),  # the caller tries again in a second
             **_tls(url, ca),
         )
-        self._away = False
+        self._outage = OutageLog(_log)
+        self.trouble = ""
         self._ignoring = False  # some keys are ignored, which is in the log
 
     async def write(self, info: WorkerInfo) -> None:
@@ -266,13 +280,12 @@ class WorkerKeys:
                 yield
         except (RedisError, OSError, TimeoutError) as error:
             reason = str(error) or f"no answer within {REDIS_S:g} s"
-            if not self._away:
-                _log.warning("%s is away (%s): %s", self._name, reason, self._meanwhile)
-            self._away = True
+            self._outage.failed("%s is away (%s): %s", self._name, reason, self._meanwhile)
+            since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self._outage.since))
+            self.trouble = f"{self._name} cannot be reached since {since}: {reason}"
             raise Unavailable(f"{self._name} is away: {reason}") from error
-        if self._away:
-            _log.warning("%s is back", self._name)
-        self._away = False
+        self._outage.works("%s is back", self._name)
+        self.trouble = ""
 
     def _log_ignored(self, count: int) -> None:
         """Logged once, until there are none."""

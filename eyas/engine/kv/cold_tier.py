@@ -18,6 +18,7 @@ from functools import partial
 from typing import TypeAlias
 
 from eyas.common.errors import EyasError
+from eyas.common.logging import OutageLog
 from eyas.engine.kv.host_tier import HostTier
 from eyas.engine.kv.stores.store import PageStore, Parts
 from kv_transfer.copy_threads import CopyThreads
@@ -116,6 +117,7 @@ class ColdTier:
         self._stores = list(stores)
         self._page_s = page_s
         self._rests: dict[tuple[str, str], StoreRest] = {}  # by store, of writes and of reads
+        self._outages = {(store.name, way): OutageLog(_log) for store in stores for way in (WRITES, READS)}
         self._paces: dict[str, StorePace] = {}  # by store
         self._numbers = itertools.count()
         self._out: CopyThreads[int] = CopyThreads("cold-out")
@@ -219,10 +221,12 @@ class ColdTier:
 
     def _put(self, store: PageStore, pages: Sequence[tuple[bytes, int]]) -> int:
         try:
-            return sum(store.put(name, self._parts(slot)) for name, slot in pages)
+            count = sum(store.put(name, self._parts(slot)) for name, slot in pages)
         except EyasError as error:
             self._failed(store, WRITES, error)
             return 0
+        self._worked(store, WRITES)
+        return count
 
     def _read(self, pages: Sequence[tuple[bytes, int]]) -> int:
         """The bytes of the first pages that came, without a gap. None is looked for behind one."""
@@ -247,6 +251,7 @@ class ColdTier:
             try:
                 began = time.monotonic()
                 here = store.get(name, self._parts(slot))
+                self._worked(store, READS)
                 self._took(store, time.monotonic() - began, here=here)
                 if here:
                     for other in nearer:
@@ -277,4 +282,8 @@ class ColdTier:
     def _failed(self, store: PageStore, way: str, error: EyasError) -> None:
         self.counts.failures += 1
         self._rests[store.name, way] = StoreRest(time.monotonic() + REST_S, error.message)
-        _log.warning("%s; its %s rest for %g s", error.message, way, REST_S)
+        text = "%s; its %s are tried every %g s"
+        self._outages[store.name, way].failed(text, error.message, way, REST_S)
+
+    def _worked(self, store: PageStore, way: str) -> None:
+        self._outages[store.name, way].works("%s of the %s go on", way, store.name)
