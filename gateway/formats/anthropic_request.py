@@ -31,6 +31,7 @@ from gateway.formats.tool_fields import MAX_TOOLS, Parameters
 
 _NEEDED: dict[str, tuple[str, ...]] = {
     "text": ("text",),
+    "document": ("source",),
     "thinking": ("thinking",),
     "redacted_thinking": (),
     "tool_use": ("id", "name", "input"),
@@ -42,6 +43,7 @@ FIELDS = {
     "reasoning_effort": "output_config",
 }
 """The names of a chat's fields in this API."""
+_SHOWN = ("text", "document")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _SWITCHES = ("enable_thinking", "thinking")
 
@@ -70,6 +72,11 @@ class TextBlock(RequestBody):
             refuse("type", f"must be text: the model reads no {self.type!r:.40}")
         return self
 
+    @property
+    def shown(self) -> str:
+        """What the model sees of it."""
+        return self.text
+
 
 # Text stays text. A wrapped list, not a union: errors then say which block is wrong.
 Texts = Annotated[
@@ -77,7 +84,76 @@ Texts = Annotated[
 ]
 
 
-class ContentBlock(RequestBody):
+class DocumentSource(RequestBody):
+    """The text of a document."""
+
+    rules = (
+        needs(given("type", {"const": "text"}), given("data")),
+        needs(given("type", {"const": "content"}), given("content")),
+    )
+
+    type: Literal["text", "content"]
+    """`text`: its text is `data`; `content`: it is `content`. Files are not read."""
+    media_type: str | None = None
+    """Not read: `data` is plain text."""
+    data: str | None = None
+    """The text."""
+    content: Texts | None = None
+    """Text, or blocks of text."""
+
+    @model_validator(mode="after")
+    def _is_text(self) -> Self:
+        if self.type == "text" and self.data is None:
+            refuse("data", "is required of a document of text")
+        if self.type == "content" and self.content is None:
+            refuse("content", "is required of a document of content")
+        return self
+
+    @property
+    def shown(self) -> str:
+        """What the model sees of it."""
+        return self.data or "" if self.type == "text" else _text(self.content)
+
+
+class ShownBlock(RequestBody):
+    """A text, or a document that holds text."""
+
+    type: Literal["text", "document"] = "text"
+    """`text` or `document`."""
+    text: str | None = None
+    """Text block: the text."""
+    source: DocumentSource | None = None
+    """Document: its text."""
+    title: str | None = None
+    """Document: a line before its text."""
+    context: str | None = None
+    """Document: what is to be known of it, on lines between title and text."""
+    citations: dict[str, Any] | None = None
+    """Document: not read, answers cite nothing."""
+    cache_control: dict[str, Any] | None = None
+    """Not read: prefixes are cached by themselves."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        for name in _NEEDED[self.type]:
+            if getattr(self, name) is None:
+                refuse(name, f"is required of {self.type}")
+        return self
+
+    @property
+    def shown(self) -> str:
+        """What the model sees of it."""
+        if self.type == "text" or self.source is None:
+            return self.text or ""
+        return "\n".join(filter(None, (self.title, self.context, self.source.shown)))
+
+
+Shown = Annotated[
+    list[ShownBlock], WrapValidator(_text_or_blocks, json_schema_input_type=str | list[ShownBlock])
+]
+
+
+class ContentBlock(ShownBlock):
     """A part of a message."""
 
     rules = tuple(
@@ -86,10 +162,8 @@ class ContentBlock(RequestBody):
         if names
     )
 
-    type: str = Field(json_schema_extra={"enum": [*_NEEDED]})
-    """`text`, `thinking`, `redacted_thinking`, `tool_use` or `tool_result`."""
-    text: str | None = None
-    """Text block: the text."""
+    type: Literal["text", "document", "thinking", "redacted_thinking", "tool_use", "tool_result"]  # type: ignore[assignment]
+    """`text`, `document`, `thinking`, `redacted_thinking`, `tool_use` or `tool_result`."""
     thinking: str | None = None
     """Thinking block: the model's reasoning."""
     signature: str | None = None
@@ -104,22 +178,10 @@ class ContentBlock(RequestBody):
     """Call: the arguments."""
     tool_use_id: str | None = None
     """Result: the id of the call."""
-    content: Texts | None = None
-    """Result: text, or blocks of text."""
+    content: Shown | None = None
+    """Result: text, or blocks of text and documents."""
     is_error: bool | None = None
     """Result: whether the call failed; the model sees the text alone."""
-    cache_control: dict[str, Any] | None = None
-    """Not read: prefixes are cached by themselves."""
-
-    @model_validator(mode="after")
-    def _is_whole(self) -> Self:
-        needed = _NEEDED.get(self.type)
-        if needed is None:
-            refuse("type", f"is not supported: {self.type!r:.40}; the model reads text, calls and results")
-        for name in needed:
-            if getattr(self, name) is None:
-                refuse(name, f"is required of {self.type}")
-        return self
 
 
 Blocks = Annotated[
@@ -305,7 +367,7 @@ def _system(system: Texts | None) -> list[dict[str, Any]]:
 def _text(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join(block.text for block in content)
+    return "\n".join(block.shown for block in content)
 
 
 def _merged(turns: list[ChatTurn]) -> list[dict[str, Any]]:
@@ -333,7 +395,7 @@ def _messages(turn: ChatTurn) -> Iterator[dict[str, Any]]:
         yield _assistant(content)
     else:
         yield from _results(content)
-        text = "\n".join(block.text or "" for block in content if block.type == "text")
+        text = "\n".join(block.shown for block in content if block.type in _SHOWN)
         if text or not any(block.type == "tool_result" for block in content):
             yield {"role": turn.role, "content": text}
 
@@ -348,7 +410,7 @@ def _assistant(blocks: list[ContentBlock]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant"}
     if thought := "".join(block.thinking or "" for block in blocks if block.type == "thinking"):
         message["reasoning_content"] = thought
-    message["content"] = "".join(block.text or "" for block in blocks if block.type == "text")
+    message["content"] = "".join(block.shown for block in blocks if block.type in _SHOWN)
     calls = [_call(block) for block in blocks if block.type == "tool_use"]
     return message | ({"tool_calls": calls} if calls else {})
 

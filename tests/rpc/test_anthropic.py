@@ -122,6 +122,51 @@ async def test_blocks_become_the_messages_that_the_template_reads() -> None:
     assert prompt.index("rain") < prompt.index("And now?") and "web_search" not in prompt
 
 
+async def test_documents_of_text_are_read() -> None:
+    plain = {"type": "text", "media_type": "text/plain", "data": "It rains."}
+    blocks = {
+        "type": "content",
+        "content": [{"type": "text", "text": "Snow"}, {"type": "text", "text": "falls."}],
+    }
+    cited = {"type": "document", "source": plain, "title": "Köln", "context": "Of today", "citations": {}}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "toolu_1",
+        "content": [{"type": "document", "source": blocks}],
+    }
+    call = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {}}
+    backend = speaker("hermes", "So.")
+    await post(
+        backend,
+        tools=[TOOL],
+        messages=[
+            {"role": "user", "content": [cited, {"type": "text", "text": "And Bonn?"}]},
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [result]},
+        ],
+    )
+    prompt = prompt_of(backend)
+    assert "Köln\nOf today\nIt rains.\nAnd Bonn?" in prompt and "Snow\nfalls." in prompt
+
+
+@pytest.mark.parametrize(
+    ("source", "param"),
+    [
+        ({"type": "base64", "media_type": "application/pdf", "data": "JVBE"}, "source.type"),
+        ({"type": "text"}, "source.data"),
+        ({"type": "content"}, "source.content"),
+        ({"type": "content", "content": [{"type": "image"}]}, "source.content[0].type"),
+        (None, "source"),
+    ],
+)
+async def test_documents_without_text_are_refused(source: Any, param: str) -> None:
+    document = {"type": "document", "source": source}
+    answer = await post(speaker("hermes", "x"), messages=[{"role": "user", "content": [document]}])
+    assert answer.status_code == 400
+    named, _, says = answer.json()["error"]["message"].partition(" ")
+    assert named.rstrip(":") == f"messages[0].content[0].{param}" and says
+
+
 async def test_tools_of_other_kinds_are_skipped_by_name() -> None:
     backend = speaker("hermes", "No.")
     answer = await post(backend, tools=[SEARCH, TOOL])
