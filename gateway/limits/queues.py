@@ -22,12 +22,13 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from eyas.common.errors import Cancelled, DeadlineExceeded, Overloaded
 from eyas.common.params import PRIORITY_S
 
 Item = TypeVar("Item", bound=Hashable)
+Done = TypeVar("Done")
 LARGE_BYTES = 32 << 10
 """To send a request from here on is a piece of its own. A smaller one counts as this much among those that
 wait: it is about a millisecond of work too."""
@@ -183,13 +184,14 @@ class BoundedQueue(Generic[Item]):
 
 class ReadQueue:
     """The turns of new requests, and of large pieces of work, on this event loop. A piece is what its caller
-    does, without a wait, after `enter` or `go_on` has returned.
+    does, without a wait, after `enter` or `go_on` has returned; `aside` does it in a thread.
     """
 
     def __init__(self, weight: Callable[[str], float] = lambda caller: 1.0) -> None:
         """`weight`: a caller's part, beside others that wait."""
         self._line: BoundedQueue[asyncio.Future[None]] = BoundedQueue(MAX_WAITING_BYTES, LARGE_BYTES, weight)
         self._began = 0.0  # the newest piece
+        self._aside = False  # it runs in a thread
         self._turns = 0  # that the loop owes to others since
 
     @property
@@ -237,6 +239,21 @@ class ReadQueue:
         size = ID_BYTES * tokens
         return size >= LARGE_BYTES and await self.go_on(caller, size, within_s)
 
+    async def aside(self, work: Callable[[], Done]) -> Done:
+        """Does a long piece in a thread, so that the loop goes on with streams. The next piece begins after
+        it, also where its caller has left. To be called without a wait after `enter` or `go_on`.
+        """
+        self._aside = True
+        done = asyncio.get_running_loop().run_in_executor(None, work)
+        done.add_done_callback(self._came_back)
+        return await asyncio.shield(done)
+
+    def _came_back(self, done: asyncio.Future[Any]) -> None:
+        """The piece in the thread has worked. What it raised is its caller's, who may have left."""
+        done.exception()
+        self._aside = False
+        self._rest()
+
     def _begins(self) -> bool:
         """Whether a piece may begin at once."""
         if self._turns:
@@ -257,7 +274,9 @@ class ReadQueue:
             self._line.remove(turn)
 
     def _rest(self) -> None:
-        """A piece has worked."""
+        """A piece has worked, unless it does so in a thread."""
+        if self._aside:
+            return
         pause_s = max(REST * (time.monotonic() - self._began), LEAST_REST_S)
         asyncio.get_running_loop().call_later(pause_s, self._turn)
 

@@ -45,8 +45,8 @@ class CallerText:
         self._written = re.compile(self._any.pattern, self._case)
         self._first = re.compile(rf"(?={self._any.pattern})(.)", re.DOTALL | self._case)
         names = [self._folded(name) for name in self._names]
-        self._heads = {name[:end] for name in names for end in range(1, len(name))}
-        self._tails = {name[start:] for name in names for start in range(1, len(name))}
+        self._heads = tuple({name[:end] for name in names for end in range(1, len(name))})
+        self._tails = tuple({name[start:] for name in names for start in range(1, len(name))})
         self._longest = max(map(len, self._names), default=0)
         begins = {name[0] for name in self._names} | {name[0] for name in names}
         self._begins = re.compile("|".join(map(re.escape, sorted(begins))) or r"(?!)", self._case)
@@ -127,9 +127,11 @@ class CallerText:
     def _places_at_ends(self, text: str, start: int) -> set[int]:
         """Returns the places at the ends of a stripped text, which stands at `start`."""
         end, start_text = self._folded(text[-self._longest :]), self._folded(text[: self._longest])
-        sizes = range(1, min(self._longest, len(text) + 1))
-        places = {start + len(text) - size + 1 for size in sizes if end[-size:] in self._heads}
-        return places | ({start} if any(start_text[:size] in self._tails for size in sizes) else set())
+        places = {start} if start_text.startswith(self._tails) else set()
+        if end.endswith(self._heads):
+            sizes = range(1, min(self._longest, len(text) + 1))
+            places |= {start + len(text) - size + 1 for size in sizes if end[-size:] in self._heads}
+        return places
 
     def _spared_words(self) -> Iterator[str]:
         """Patterns of what a template may look for (`</think>`), from each character on that could begin a

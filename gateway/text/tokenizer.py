@@ -6,11 +6,11 @@ Callers check lengths and limits.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenizers import Tokenizer as HFTokenizer
 
@@ -27,6 +27,8 @@ from gateway.text.tokenizer_files import (
     name_special_tokens,
 )
 
+Done = TypeVar("Done")
+_MANY_MESSAGES = 1000  # from which a thread looks for control tokens in them
 _LONG_TEXT = 16_384  # characters from which a thread tokenizes, so that other streams go on
 _HUGE_TEXT = 1 << 18
 """Characters from which texts are tokenized one after the other: each may take seconds, and some hundred
@@ -108,9 +110,10 @@ class Tokenizer:
             raise InvalidRequest("the model has no chat template: use /v1/completions", param="messages")
         sign = ""
         if self._callers is not None:
-            (messages, template_kwargs, tools), sign = self._callers.signed(
-                (messages, template_kwargs, tools)
-            )
+            job = partial(self._callers.signed, (messages, template_kwargs, tools))
+            is_long = len(messages) >= _MANY_MESSAGES
+            chat, sign = await self._in_thread(job) if is_long else job()
+            messages, template_kwargs, tools = chat
         text = await self._renderer.render(
             messages=messages,
             add_generation_prompt=add_generation_prompt,
@@ -120,8 +123,8 @@ class Tokenizer:
         )
         if self._callers is None or not sign:
             return text, await self.encode_prompt(text, add_special_tokens=special)
-        job = partial(self._callers.encode, text, sign)
-        ids = await asyncio.get_running_loop().run_in_executor(self._huge, job)
+        encode = partial(self._callers.encode, text, sign)
+        ids = await asyncio.get_running_loop().run_in_executor(self._huge, encode)
         before, after = self._around() if special else ((), ())
         return unsigned(text, sign), (*before, *ids, *after)
 
@@ -169,10 +172,13 @@ class Tokenizer:
     async def _encode(self, text: str, *, special: bool) -> tuple[int, ...]:
         if len(text) < _LONG_TEXT:
             return self.encode(text, special=special)
-        loop = asyncio.get_running_loop()
         if len(text) < _HUGE_TEXT:
-            return await loop.run_in_executor(self._long, partial(self.encode, text, special=special))
+            return await self._in_thread(partial(self.encode, text, special=special))
+        loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._huge, partial(self._encode_huge, text, special=special))
+
+    async def _in_thread(self, work: Callable[[], Done]) -> Done:
+        return await asyncio.get_running_loop().run_in_executor(self._long, work)
 
     def _encode_huge(self, text: str, *, special: bool) -> tuple[int, ...]:
         ids = self.encode(text, special=special)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -49,6 +50,37 @@ async def test_a_small_piece_does_not_wait_behind_large_ones() -> None:
     await piece(pace, done, "a small", 100)
     assert len(done) <= 3
     await asyncio.gather(*waiting)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_the_next_piece_begins_behind_one_in_a_thread(leaves: bool) -> None:
+    """Streams go on meanwhile. A caller that leaves does not end its piece, so others wait for it still."""
+    pace, done, over = ReadQueue(), list[str](), threading.Event()
+
+    async def long() -> bool:
+        await pace.enter("a", LARGE_BYTES)
+        return await pace.aside(lambda: over.wait(10) and not done.append("long"))
+
+    first = asyncio.create_task(long())
+    await asyncio.sleep(0)
+    second = asyncio.create_task(piece(pace, done, "b"))
+    if leaves:
+        first.cancel()
+    await asyncio.sleep(5 * WORK_S)  # the loop turns
+    assert done == []
+    over.set()
+    await second
+    assert done == ["long", "b"]
+    assert first.cancelled() if leaves else await first
+
+
+async def test_what_a_piece_in_a_thread_raises_is_its_callers() -> None:
+    pace = ReadQueue()
+    await pace.enter("a", LARGE_BYTES)
+    with pytest.raises(ZeroDivisionError):
+        await pace.aside(lambda: 1 // 0)
+    async with asyncio.timeout(5):
+        await piece(pace, [], "b")
 
 
 async def test_a_piece_that_comes_alone_begins_at_once() -> None:
