@@ -546,12 +546,9 @@ def _check_gpus(args: argparse.Namespace, device: str) -> None:
 
 def own_config(args: argparse.Namespace) -> ServeConfig:
     """The configuration of a cluster for one command, on free ports."""
-    from eyas.common.cluster.listening import free_ports
-
-    ports = free_ports()
     gateway = GatewayConfig(
-        port=next(ports),
-        grpc_port=next(ports),
+        port=0,
+        grpc_port=0,
         model=_named(args),
         tokenizer=_tokenizer(args),
         served_model=served_model(args.model),

@@ -34,6 +34,7 @@ from eyas.common.types import Role
 from kv_transfer.backends.table import AUTO, BACKENDS, NONE
 
 DEFAULT_URL = f"http://{GatewayConfig.host}:{GatewayConfig.port}"
+MOST_PROCESSES = 1024
 REGISTRY = "redis[s]://HOST:PORT/DB|static:HOST:PORT,..."
 
 
@@ -414,8 +415,17 @@ def named_folder(text: str) -> tuple[str, str]:
 
 def adapter_rank(text: str) -> int:
     """The largest rank of adapters."""
-    if not text.isdigit() or not 1 <= int(text) <= MOST_ADAPTER_RANK:
-        raise argparse.ArgumentTypeError(f"{text!r} is none from 1 to {MOST_ADAPTER_RANK}")
+    return _up_to(MOST_ADAPTER_RANK, text)
+
+
+def processes(text: str) -> int:
+    """A number of processes on this machine."""
+    return _up_to(MOST_PROCESSES, text)
+
+
+def _up_to(most: int, text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 to {most}")
     return int(text)
 
 

@@ -9,7 +9,7 @@ import argparse
 import math
 
 from eyas.common.config import GatewayConfig, ServeConfig
-from eyas.flags import numbers, positive
+from eyas.flags import numbers, processes
 
 
 def add_layout(parser: argparse.ArgumentParser) -> None:
@@ -22,11 +22,11 @@ def add_layout(parser: argparse.ArgumentParser) -> None:
         ("decode", "decode workers"),
         ("draft-workers", "draft workers, on GPUs only if asked for"),
     ):
-        add(f"--{name}", type=positive, metavar="N", help=f"{what} (1)")
+        add(f"--{name}", type=processes, metavar="N", help=f"{what} (1)")
     text = "workers of the unified layout (1) and of the auto layout (one per GPU; on a CPU 2)"
-    add("--workers", type=positive, metavar="N", help=text)
-    add("--prefill-tp", type=positive, metavar="N", help="GPUs per prefill worker (--tp)")
-    add("--decode-tp", type=positive, metavar="N", help="GPUs per decode worker (--tp)")
+    add("--workers", type=processes, metavar="N", help=text)
+    add("--prefill-tp", type=processes, metavar="N", help="GPUs per prefill worker (--tp)")
+    add("--decode-tp", type=processes, metavar="N", help="GPUs per decode worker (--tp)")
     add(
         "--gpus",
         type=numbers,

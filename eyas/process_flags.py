@@ -35,6 +35,7 @@ from eyas.flags import (
     path_prefix,
     port,
     positive,
+    processes,
     reachable,
     roles,
     seed,
@@ -48,7 +49,12 @@ def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeC
     """The flags of a gateway; `gateway` has the default drain time."""
     add = parser.add_argument_group("gateway").add_argument
     add("--host", type=host, default=GatewayConfig.host, help=f"where it listens ({GatewayConfig.host})")
-    add("--port", type=port, default=GatewayConfig.port, help=f"of HTTP ({GatewayConfig.port})")
+    add(
+        "--port",
+        type=port,
+        default=GatewayConfig.port,
+        help=f"of HTTP ({GatewayConfig.port}; 0: any free one)",
+    )
     add(
         "--grpc-port", type=port, default=GatewayConfig.grpc_port, help=f"of gRPC ({GatewayConfig.grpc_port})"
     )
@@ -75,7 +81,7 @@ def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeC
     text = "what a proxy puts before every path, as /eyas (none)"
     add("--root-path", type=path_prefix, default=GatewayConfig.root_path, metavar="PATH", help=text)
     text = f"gateway processes on the same ports ({gateway.processes})"
-    add("--gateway-workers", type=positive, default=gateway.processes, metavar="N", help=text)
+    add("--gateway-workers", type=processes, default=gateway.processes, metavar="N", help=text)
     _add_drain(parser, gateway.drain_s)
 
 

@@ -119,7 +119,7 @@ class ClusterPlan:
 
 def plan(config: ServeConfig, ports: Iterator[int], machine: HostResources) -> ClusterPlan:
     """The processes for `config`. CPU engines, and each one's attention ranks, share all cores but one, with
-    at least one thread each.
+    at least one thread each. `ports`: free ones, of workers, and of a gateway whose ports are 0.
 
     One core per gateway process stays free, for the fronts too: an engine with more threads than free cores
     waits at every barrier for the thread without a core (8 times slower on two cores). Raises ConfigError if
@@ -147,7 +147,14 @@ def plan(config: ServeConfig, ports: Iterator[int], machine: HostResources) -> C
         for name, worker in workers.items()
     }
     layout = "auto" if config.layout == "auto" else "static"
-    return ClusterPlan(workers, dataclasses.replace(config.gateway, registry=registry, layout=layout))
+    gateway = dataclasses.replace(
+        config.gateway,
+        port=config.gateway.port or next(ports),
+        grpc_port=config.gateway.grpc_port or next(ports),
+        registry=registry,
+        layout=layout,
+    )
+    return ClusterPlan(workers, gateway)
 
 
 def _unified(config: ServeConfig) -> dict[str, EngineConfig]:

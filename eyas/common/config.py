@@ -296,7 +296,8 @@ def _check_draft_tokens(spec: SpeculationConfig) -> None:
         ("spec-draft-tokens", spec.draft_tokens, MOST_NODES),
     ):
         if value > most:
-            raise ConfigError(f"--{flag}: at most {most} with --spec-steps {spec.steps}", param=flag)
+            beside = "" if flag == "spec-steps" else f" with --spec-steps {spec.steps}"
+            raise ConfigError(f"--{flag}: {value} is more than {most}{beside}", param=flag)
     flag, value, most = "spec-draft-tokens", spec.draft_tokens, spec.most_draft_tokens
     if spec.topk == 1 and value != most:
         raise ConfigError(

@@ -66,8 +66,10 @@ def read_limits(path: str | None) -> CallerLimits:
         return CallerLimits()
     try:
         tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise _wrong(f"{path} cannot be read: {error}") from error
+    except OSError as error:
+        raise _wrong(f"{path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise _wrong(f"{path} is not TOML: {error}") from error
     for name in tables.keys() - {"default", "keys", "adapters"}:
         raise _wrong(f"{path}: {name} is none of default, keys and adapters")
     default = _limits(tables.get("default", {}), "default", path)

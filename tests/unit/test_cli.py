@@ -35,7 +35,7 @@ def test_help_is_quick() -> None:
     [
         (["serve", "--prot", "1"], "--prot"),
         (["serve", "--port", "eighty"], "'eighty' is not a port"),
-        (["serve", "--decode", "0"], "'0' is not a positive number"),
+        (["serve", "--decode", "0"], "'0' is no whole number from 1 to 1024"),
         (["serve", "--layout", "diagonal"], "diagonal"),
         (["worker", "--roles", "chef"], "'chef' is not a list of prefill, decode, draft"),
         (["serve", "--model", "/nowhere"], "/nowhere is not a folder"),
@@ -64,7 +64,12 @@ def test_help_is_quick() -> None:
         (["serve", "--lora", "alice=/nowhere"], "--lora: there is no folder /nowhere"),
         (["serve", "--lora-dir", "/nowhere"], "--lora-dir: there is no folder /nowhere"),
         (["serve", "--lora-experts"], "--lora-experts: needs adapters (--lora, --lora-dir or --max-loras)"),
-        (["serve", "--max-lora-rank", "257"], "--max-lora-rank: '257' is none from 1 to 256"),
+        (["serve", "--max-lora-rank", "257"], "--max-lora-rank: '257' is no whole number from 1 to 256"),
+        (
+            ["serve", "--decode", str(10**22)],
+            "--decode: '10000000000000000000000' is no whole number from 1 to 1024",
+        ),
+        (["serve", "--gateway-workers", "1025"], "'1025' is no whole number from 1 to 1024"),
         (["serve", "--cuda-graph-bs", "1", "--disable-cuda-graph"], "--cuda-graph-bs"),
         (["serve", "--device", "gpu"], "--device: 'gpu' is neither cpu nor cuda"),
         (["serve", "--dtype", "bfloat16"], "--dtype: bfloat16 needs a GPU"),

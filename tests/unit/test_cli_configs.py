@@ -190,10 +190,10 @@ def test_a_round_of_another_width_than_asked_for_is_refused(
 @pytest.mark.parametrize(
     ("steps", "topk", "nodes", "refusal"),
     [
-        (33, 1, 34, "--spec-steps: at most 32 "),
-        (16, 17, 64, "--spec-topk: at most 16 "),
-        (2, 33, 64, "--spec-topk: at most 32 "),
-        (8, 32, 257, "--spec-draft-tokens: at most 256 "),
+        (33, 1, 34, "--spec-steps: 33 is more than 32"),
+        (16, 17, 64, "--spec-topk: 17 is more than 16 with "),
+        (2, 33, 64, "--spec-topk: 33 is more than 32 with "),
+        (8, 32, 257, "--spec-draft-tokens: 257 is more than 256 with "),
     ],
 )
 def test_a_round_that_no_drafter_takes_is_refused(steps: int, topk: int, nodes: int, refusal: str) -> None:

@@ -33,8 +33,21 @@ from eyas.common.types import Role
 def test_an_ipv6_address_stands_in_brackets(host: str) -> None:
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")
-    cluster = LocalCluster(ServeConfig(GatewayConfig(host=host, port=0, grpc_port=0)), lambda *_: None)
-    assert (cluster.url, cluster.grpc_address) == ("http://[::1]:0", "[::1]:0")
+    ports = free_ports()
+    gateway = GatewayConfig(host=host, port=next(ports), grpc_port=next(ports))
+    cluster = LocalCluster(ServeConfig(gateway), lambda *_: None)
+    assert (cluster.url, cluster.grpc_address) == (
+        f"http://[::1]:{gateway.port}",
+        f"[::1]:{gateway.grpc_port}",
+    )
+
+
+def test_port_0_is_any_free_port() -> None:
+    """The launcher chooses it: what looks whether the cluster serves, and what is printed, must know it."""
+    gateway = plan(
+        ServeConfig(GatewayConfig(port=0, grpc_port=0)), itertools.count(7000), HostResources(2)
+    ).gateway
+    assert (gateway.port, gateway.grpc_port) == (7003, 7004)
 
 
 def test_split_gives_every_tier_its_workers() -> None:

@@ -68,8 +68,10 @@ def read(path: str) -> tuple[ApiKey, ...]:
         with open(path, "rb") as file:
             raw = file.read(MOST_BYTES + 1)
         text = raw.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise _wrong(path, f"cannot be read: {error}") from error
+    except OSError as error:
+        raise _wrong(path, f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise _wrong(path, "cannot be read: it is not UTF-8") from error
     if len(raw) > MOST_BYTES:
         raise _wrong(path, f"has more than {MOST_BYTES} bytes")
     keys: dict[str, ApiKey] = {}
