@@ -35,6 +35,7 @@ from kv_transfer.backends.table import AUTO, BACKENDS, NONE
 
 DEFAULT_URL = f"http://{GatewayConfig.host}:{GatewayConfig.port}"
 MOST_PROCESSES = 1024
+MOST_NUMBER = 2**31 - 1
 REGISTRY = "redis[s]://HOST:PORT/DB|static:HOST:PORT,..."
 
 
@@ -400,9 +401,9 @@ def add_server(parser: argparse.ArgumentParser, url: str | None = DEFAULT_URL) -
 
 def positive(text: str) -> int:
     """A whole number above 0."""
-    if not text.isdigit() or int(text) == 0:
+    if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
+    return _up_to(MOST_NUMBER, text)
 
 
 def named_folder(text: str) -> tuple[str, str]:
@@ -423,9 +424,9 @@ def processes(text: str) -> int:
     return _up_to(MOST_PROCESSES, text)
 
 
-def _up_to(most: int, text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= most:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 to {most}")
+def _up_to(most: int, text: str, least: int = 1) -> int:
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most}")
     return int(text)
 
 
@@ -436,9 +437,9 @@ def absolute(text: str) -> str:
 
 def whole(text: str) -> int:
     """A whole number, 0 included."""
-    if not text.isdigit():
+    if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
+    return _up_to(MOST_NUMBER, text, least=0)
 
 
 def amount(text: str) -> float:

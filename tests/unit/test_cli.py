@@ -69,6 +69,8 @@ def test_help_is_quick() -> None:
             ["serve", "--decode", str(10**22)],
             "--decode: '10000000000000000000000' is no whole number from 1 to 1024",
         ),
+        (["serve", "--max-loras", "2147483648"], "'2147483648' is no whole number from 1 to 2147483647"),
+        (["serve", "--drain-s", "2147483648"], "'2147483648' is no whole number from 0 to 2147483647"),
         (["serve", "--gateway-workers", "1025"], "'1025' is no whole number from 1 to 1024"),
         (["serve", "--cuda-graph-bs", "1", "--disable-cuda-graph"], "--cuda-graph-bs"),
         (["serve", "--device", "gpu"], "--device: 'gpu' is neither cpu nor cuda"),
