@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from scripted_backend import ScriptedBackend, nano_tokenizer
 from eyas.common import errors
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import ConfigError, EyasError
+from tests.doc_index import anchor
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 RANGES = {
@@ -27,11 +30,22 @@ RANGES = {
     "maxLength": "≤ {} characters",
     "except": "not {}",
 }
+PART_OF_BODY = {"SamplingBody": "POST /generate (sampling_params)"}
+TITLES = {  # of fields that several bodies share, by one of them
+    "json_schema": "Sampling and structure",
+    "no_stop_trim": "Options of chats, responses and completions",
+    "response_format": "Options of chats and completions",
+    "speculative": "Options of every answer",
+    "tools": "Tools and templates",
+    "messages": "Anthropic's chats",
+    "weight_version": "Updates of weights",
+}
 INTRODUCTION = """\
 # The HTTP API
 
 Every route and every field, from the server's own `/openapi.json`, which it shows under `/docs`.
-`tests/rpc/test_api_page.py` writes this page and checks that it is fresh.
+`tests/rpc/test_api_page.py` writes this page and checks that it is fresh. Fields that several
+routes share stand once, in the sections before the routes' own.
 
 * Types are strict: a string where a number belongs is a 400 that names the field. `null` means absent.
 * Fields that are not listed are ignored and named in the header `x-eyas-ignored`.
@@ -94,41 +108,114 @@ def _routes(api: dict[str, Any]) -> Iterator[str]:
 
 
 def _bodies(api: dict[str, Any]) -> Iterator[str]:
-    schemas, told = api["components"]["schemas"], set[str]()
+    """A section per group of fields that several routes share, then one per body with its own."""
+    schemas, listed = api["components"]["schemas"], set[str]()
+    routes = _routes_by_body(api)
+    bodies = {name: schemas[name]["properties"] for name in [*routes, *PART_OF_BODY]}
+    shared = _shared_fields(bodies, {name: set(schemas[name].get("required", ())) for name in bodies})
+    for group in shared:
+        yield f"## {group.title}\n"
+        names = [name for body in group.bodies for name in routes.get(body, [PART_OF_BODY.get(body, "")])]
+        yield f"Fields of {', '.join(f'`{name}`' for name in names)}.\n"
+        yield from _tables(group.fields, group.required)
+        yield from _inner(schemas, group.fields, listed)
+    for body, names in routes.items():
+        yield f"## {', '.join(names)}\n"
+        yield from _body(schemas, body, shared)
+        yield from _inner(schemas, schemas[body], listed, shared)
+
+
+def _routes_by_body(api: dict[str, Any]) -> dict[str, list[str]]:
+    """The routes of each body, in the order of the routes."""
+    routes: dict[str, list[str]] = {}
     for path, verbs in api["paths"].items():
         for verb, operation in verbs.items():
             if "requestBody" in operation:
                 ref = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-                yield f"## {verb.upper()} {path}\n"
-                yield from _body(schemas[_name(ref)])
-                yield from _inner(schemas, _name(ref), told)
+                routes.setdefault(_name(ref), []).append(f"{verb.upper()} {path}")
+    return routes
 
 
-def _inner(schemas: dict[str, Any], outer: str, told: set[str]) -> Iterator[str]:
-    """The objects that a body holds, each told once."""
-    for name in _names(schemas[outer]):
-        if name not in told:
-            told.add(name)
+@dataclass
+class SharedFields:
+    """Fields that several bodies have in the same words."""
+
+    bodies: tuple[str, ...]
+    required: set[str]
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        return next(TITLES[name] for name in self.fields if name in TITLES)
+
+
+def _shared_fields(bodies: dict[str, dict[str, Any]], required: dict[str, set[str]]) -> list[SharedFields]:
+    """Groups of four or more fields that the same bodies have. A field that more bodies have joins the group
+    with the most of them.
+    """
+    owners = {
+        (body, name): tuple(
+            other
+            for other in bodies
+            if bodies[other].get(name) == its and (name in required[other]) == (name in required[body])
+        )
+        for body, fields in bodies.items()
+        for name, its in fields.items()
+    }
+    sizes = Counter(set_of for (body, _), set_of in owners.items() if body == set_of[0])
+    groups = {
+        set_of: SharedFields(set_of, required[set_of[0]])
+        for set_of, size in sizes.items()
+        if len(set_of) > 1 and size >= 4
+    }
+    for (body, name), set_of in owners.items():
+        fitting = [group for group in groups.values() if set(group.bodies) <= set(set_of)]
+        if body == set_of[0] and fitting:
+            max(fitting, key=lambda group: len(group.bodies)).fields[name] = bodies[body][name]
+    return list(groups.values())
+
+
+def _inner(
+    schemas: dict[str, Any], outer: Any, listed: set[str], shared: Sequence[SharedFields] = ()
+) -> Iterator[str]:
+    """The objects that a body holds, each listed once on the page."""
+    for name in _names(outer):
+        if name not in listed:
+            listed.add(name)
             yield f"### {name}\n"
-            yield from _body(schemas[name])
-            yield from _inner(schemas, name, told)
+            yield from _body(schemas, name, shared)
+            yield from _inner(schemas, schemas[name], listed, shared)
 
 
-def _body(schema: dict[str, Any]) -> Iterator[str]:
-    fields = schema["properties"]
-    refused = {name: field for name, field in fields.items() if _is_refused(field)}
-    yield "| field | type | default | range | |\n|---|---|---|---|---|"
-    for name, field in fields.items():
-        if name not in refused:
-            default = "required" if name in schema.get("required", ()) else _default(field)
-            words = field.get("description", "").replace("\n", " ")
-            yield f"| `{name}` | {_type(field)} | {default} | {_range(field)} | {words} |"
-    yield ""
+def _body(schemas: dict[str, Any], name: str, shared: Sequence[SharedFields]) -> Iterator[str]:
+    """The fields of a body, after links to those that it shares."""
+    groups = [group for group in shared if name in group.bodies]
+    elsewhere = {one for group in groups for one in group.fields}
+    fields = {one: its for one, its in schemas[name]["properties"].items() if one not in elsewhere}
+    if groups:
+        links = ", ".join(f"[{group.title}](#{anchor(group.title)})" for group in groups)
+        yield f"Fields: those of {links}{', and' if fields else '.'}\n"
+    yield from _tables(fields, set(schemas[name].get("required", ())))
+    if not schemas[name]["properties"]:
+        yield "The body is empty.\n"
+
+
+def _tables(fields: dict[str, Any], required: set[str]) -> Iterator[str]:
+    refused = {name: its for name, its in fields.items() if _is_refused(its)}
+    taken = {name: its for name, its in fields.items() if name not in refused}
+    if taken:
+        yield "| field | type | default | range | |\n|---|---|---|---|---|"
+    for name, its in taken.items():
+        default = "required" if name in required else _default(its)
+        words = its.get("description", "").replace("\n", " ")
+        yield f"| `{name}` | {_type(its)} | {default} | {_range(its)} | {words} |"
+    if taken:
+        yield ""
     if refused:
         yield "| refused | accepted, beside null | why |\n|---|---|---|"
-        for name, field in refused.items():
-            neutral = ", ".join(f"`{json.dumps(value)}`" for value in field["enum"][1:])
-            why = field["description"].removeprefix("Not supported: ").rstrip(".")
+        for name, its in refused.items():
+            neutral = ", ".join(f"`{json.dumps(value)}`" for value in its["enum"][1:])
+            why = its["description"].removeprefix("Not supported: ").rstrip(".")
             yield f"| `{name}` | {neutral} | {why} |"
         yield ""
 
@@ -169,7 +256,7 @@ def _range(field: dict[str, Any]) -> str:
     )
 
 
-def _names(schema: dict[str, Any]) -> list[str]:
+def _names(schema: Any) -> list[str]:
     texts = json.dumps(schema).split("#/components/schemas/")[1:]
     return list(dict.fromkeys(text.partition('"')[0] for text in texts))
 
