@@ -46,8 +46,8 @@ class ForwardRows:
     [slots, most pages]: where the pages of these rows stand (None: where the attention looks by itself).
     `others`: the same rows in further groups of layers, which differ in `kv_rows` and `table`. `states`: the
     same rows for layers with states, if there are some. `adapters` int32 [m]: the slot of each row's adapter,
-    0: it has none (None: no row has one). `leaving` int32 [n]: the rows that leave a draft head's last layer,
-    of which the others are only seen (None: all leave it).
+    0: it has none (None: no row has one). `leaving` int32 [n]: the rows that leave the last layer, in which
+    the others are only seen (None: all leave it).
     """
 
     tokens: torch.Tensor

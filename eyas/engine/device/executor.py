@@ -166,7 +166,7 @@ class StepExecutor:
             planned = self.state.prompts is not None and self.state.prompts.plan(step.spans)
             self._program = StepProgram(self.state, step.shape, self._inputs, self._results, planned)
             with self._recording() if step.recorded else contextlib.nullcontext():
-                rows = self._program.forward()
+                rows = self._program.forward(every=step.scored)
             if step.scored:
                 self._rows = rows
         else:

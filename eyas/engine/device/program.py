@@ -160,10 +160,12 @@ class StepProgram:
         ):
             self._part[name].fill_(value)
 
-    def forward(self) -> torch.Tensor:
+    def forward(self, every: bool = False) -> torch.Tensor:
         """Computes up to the logits of the rows that give a token: float32 [sampled, vocab].
 
-        Returns all rows, as the model's `logits` takes them.
+        Returns rows as the model's `logits` takes them: all, if it is to have `every` one. Of a step with
+        prompts it may have those alone that give a token: nothing reads the others behind the last layer's
+        attention.
         """
         shape, part, state = self._shape, self._part, self._state
         rounds = self._decode_rows("slots", 0, shape.width) if shape.batch else None
@@ -180,6 +182,9 @@ class StepProgram:
         if state.pool.states is not None:
             rows = replace(rows, states=self._states())
         taps = state.head.taps if state.head and (shape.drafts or state.tap) else ()
+        picked = part["picked"] if shape.chunk else None
+        if not every and picked is not None and self._may_drop(taps):
+            rows, picked = replace(rows, leaving=picked), None
         x, self._tapped = state.model.forward(rows, state.pool, taps)
         self._rows, self._ahead, drafter = rows, None, state.drafter
         if drafter is not None and shape.drafts and not shape.chunk:
@@ -188,11 +193,16 @@ class StepProgram:
             send = partial(self._send, state.tap, certain=False)
             self._ahead = state.tap.ahead(self._tapped, rows.tokens, send)
         if shape.sampled:
-            picked = part["picked"] if shape.chunk else None
             self.logits = state.model.logits(x, picked, self._room, rows.adapters)
         if state.head is not None:
             state.head.meet()  # here, since a graph ends with the logits
         return x
+
+    def _may_drop(self, taps: tuple[int, ...]) -> bool:
+        """True if rows may be left out of the last layer: those of other ranks, and adapters, are of all."""
+        shape, state = self._shape, self._state
+        alone = state.sharers is None and not shape.adapted
+        return alone and state.model.may_drop(shape.rows, taps)
 
     @property
     def _in_order(self) -> bool:

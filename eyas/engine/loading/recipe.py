@@ -68,10 +68,10 @@ def launches(config: EngineConfig) -> None:
     columns = len(COLUMNS) + mask_words(loaded.target.vocab_size)
     for shape in dict.fromkeys(_shapes(loaded)):
         program = StepProgram(state, shape, inputs, results)
-        rows = program.forward()
-        if shape.chunk and prompts is not None and prompts.plan(prompts.made_up(shape.chunk)):
-            StepProgram(state, shape, inputs, results, planned=True).forward()
-        if shape.chunk:
+        program.forward()
+        if shape.chunk:  # also planned, where it may be, and scored
+            planned = prompts is not None and prompts.plan(prompts.made_up(shape.chunk))
+            rows = StepProgram(state, shape, inputs, results, planned).forward(every=True)
             state.slice_logits(rows, program.adapters, torch.empty(1, dtype=torch.int32, device="meta"))
         if shape.sampled:
             program.sample_special(torch.empty(min(shape.sampled, SLICE), columns, dtype=torch.int32))

@@ -37,13 +37,17 @@ class DecoderModel(Protocol[RowsT]):
     def brief(self) -> DecoderModel[RowsT]:
         """A model that launches each kernel that this one does, in as few layers as it can."""
 
+    def may_drop(self, count: int, taps: tuple[int, ...]) -> bool:
+        """True if a forward of `count` rows with these taps can leave out rows in its last layer."""
+
     def forward(
         self, rows: RowsT, pool: KvPool, taps: tuple[int, ...] = ()
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Runs R rows and writes their KV.
 
-        Returns the residual rows, for `logits`, and [R, len(taps) * hidden]: the residual rows entering each
-        tapped layer, before any norm (past the last: leaving it).
+        Returns the residual rows, for `logits` (on a device those that are `leaving`), and
+        [R, len(taps) * hidden]: the residual rows entering each tapped layer, before any norm (past the last:
+        leaving it).
         """
 
     def logits(

@@ -122,13 +122,17 @@ class Decoder(Generic[ProjectionT]):
         made.recorder = None
         return made
 
+    def may_drop(self, count: int, taps: tuple[int, ...]) -> bool:
+        """True if no tap is behind the last layer, and its kernels take any number of rows."""
+        return count > self.few_rows and self.config.num_layers not in taps
+
     @torch.inference_mode()
     def forward(
         self, rows: Any, pool: KvPool, taps: tuple[int, ...] = ()
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Runs R rows and writes their KV.
 
-        Returns the residual rows that leave the last layer [R, hidden], before any norm, and
+        Returns the residual rows that leave the last layer [R or fewer, hidden], before any norm, and
         [R, len(taps) * hidden]: those that enter each tapped layer (past the last: leave it).
         """
         ops: Any = self.machine.ops(rows, pool, self.config.norm_eps, self.few_rows)

@@ -172,6 +172,7 @@ class DecoderLayer(Generic[ProjectionT]):
         if leaving is not None:
             attended = [(ops.some(mixed, leaving), out) for mixed, out in attended]
             residual = ops.fewer(residual, leaving)
+            vectors = None if vectors is None else vectors.index_select(0, leaving)
         if not self.spec.parallel:
             residual = _added(residual, attended, ops)
         inner, residual = self._feed_forward.inner(residual, ops)
@@ -232,7 +233,8 @@ def run_layers(
     given: Any = None,
     vectors: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The residual's rows [m, hidden] after all layers, or those that are to leave the last one.
+    """The residual's rows [m, hidden] after all layers, or those that are to leave the last one. If none is,
+    that one writes the rows' KV, and any rows are returned.
 
     `entering`: sees the rows that enter each layer, and behind the last those that leave it. `given`: what
     the first layer's attention reads; None: the residual, as the others do. `vectors` [m, layers, width]: of
@@ -244,7 +246,10 @@ def run_layers(
             entering(i, ops.leave(residual))
         own = None if vectors is None else vectors[:, layer.number]
         leaving = ops.leaving if i + 1 == len(layers) else None
-        residual = layer(read, residual, layer.number, ops, own, leaving)
+        if leaving is None or len(leaving):
+            residual = layer(read, residual, layer.number, ops, own, leaving)
+        else:
+            layer.keep(read, layer.number, ops)
     del read  # its memory is free for what leaves the last layer
     x = ops.leave(residual)
     if entering is not None:

@@ -68,6 +68,10 @@ class ForeignDecoder:
         """Itself: its layers are called by code that is not known here."""
         return self
 
+    def may_drop(self, count: int, taps: tuple[int, ...]) -> bool:
+        """False: all rows pass all layers."""
+        return False
+
     @torch.inference_mode()
     def forward(
         self, rows: Any, pool: KvPool, taps: tuple[int, ...] = ()
@@ -117,6 +121,10 @@ class ForeignOutline:
     def brief(self) -> Self:
         """Itself: its layers are called by code that is not known here."""
         return self
+
+    def may_drop(self, count: int, taps: tuple[int, ...]) -> bool:
+        """False, as of the model."""
+        return False
 
     def forward(
         self, rows: Any, pool: KvPool, taps: tuple[int, ...] = ()

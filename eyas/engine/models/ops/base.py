@@ -69,7 +69,7 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
 
     @property
     def leaving(self) -> torch.Tensor | None:
-        """The rows that are to leave a draft head's last layer, int32 [n]; None: all."""
+        """The rows that are to leave the last layer, int32 [n]; None: all."""
         return None
 
     def some(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
