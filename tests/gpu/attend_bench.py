@@ -1,8 +1,8 @@
-"""What attention is measured on: cases, a pool of random rows, and the results that must come out."""
+"""Cases of attention on a GPU, and a pool of random rows for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,9 +16,6 @@ _MOST_PARTS = 16
 BATCH = 128
 _POOL_ROWS = 600_000  # 39 GB in 16 layers
 _LONGEST = 8192 + 64
-_KEY_BYTES = 2 * KV_HEADS * DIM * 2  # a row's key and value in one layer
-
-Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -30,18 +27,6 @@ class Case:
     width: int = 1
     tree: bool = False
 
-    @property
-    def nbytes(self) -> int:
-        return sum(self.lengths) * _KEY_BYTES
-
-    def speed(self, us: float) -> str:
-        return f"{self.nbytes / us / 1e3:5.0f} GB/s"
-
-    @property
-    def rows(self) -> int:
-        """Rows that share a key head."""
-        return self.width * HEADS // KV_HEADS
-
 
 @dataclass(frozen=True)
 class Prompt:
@@ -49,45 +34,6 @@ class Prompt:
 
     name: str
     chunks: tuple[tuple[int, int], ...]
-
-    def speed(self, us: float) -> str:
-        pairs = sum(count * prefix + count * (count + 1) // 2 for prefix, count in self.chunks)
-        return f"{4 * HEADS * DIM * pairs / us / 1e6:5.0f} TFLOP/s"
-
-
-def _ragged(batch: int, least: int, most: int) -> tuple[int, ...]:
-    """Evenly spread lengths, the longest first, as the engine orders them."""
-    return tuple(most - (most - least) * i // (batch - 1) for i in range(batch))
-
-
-PLAIN = (
-    Case("bs1 x 1024", (1024,)),
-    Case("bs1 x 512", (512,)),
-    Case("bs8 x 512", (512,) * 8),
-    Case("bs32 x 1024", (1024,) * 32),
-    Case("bs8 x 8192", (8192,) * 8),
-    Case("bs64 x 1024", (1024,) * 64),
-    Case("bs128 x 4096", (4096,) * BATCH),
-    Case("bs128 x 64 .. 8192", _ragged(BATCH, 64, 8192)),
-    *(Case(f"bs{batch} x 100 .. 1600", _ragged(batch, 100, 1600)) for batch in (24, 32, 48, 64)),
-)
-CHAINS = (
-    Case("chain 4, bs1 x 1024", (1024,), 4),
-    Case("chain 4, bs8 x 1024", (1024,) * 8, 4),
-    Case("chain 4, bs32 x 1024", (1024,) * 32, 4),
-    Case("chain 4, bs32 x 100 .. 1600", _ragged(32, 100, 1600), 4),
-)
-TREES = (
-    Case("tree 32, bs1 x 1024", (1024,), 32, True),
-    Case("tree 32, bs4 x 1024", (1024,) * 4, 32, True),
-    Case("tree 32, bs32 x 1024", (1024,) * 32, 32, True),
-)
-PROMPTS = (
-    Prompt("8192 causal", ((0, 8192),)),
-    Prompt("2048 after 6144", ((6144, 2048),)),
-    Prompt("8 of 1024", ((0, 1024),) * 8),
-    Prompt("512 after 512", ((512, 512),)),
-)
 
 
 class Pool:
@@ -123,18 +69,6 @@ class Pool:
             self._tables[slot, :count] = self._pages[taken : taken + count]
             taken += count
 
-    def expected(self, q: torch.Tensor, slot: int, seen: torch.Tensor) -> torch.Tensor:
-        """q [n, heads, dim] over layer 0's rows where seen [n, rows]."""
-        row = torch.arange(seen.shape[1], device="cuda")
-        page = self._tables[slot, row // PAGE].long()
-        k, v = (
-            self._pool[page, 0, which, row % PAGE].float().repeat_interleave(HEADS // KV_HEADS, 1)
-            for which in (0, 1)
-        )
-        scores = torch.einsum("nhd,khd->hnk", q.float(), k) / DIM**0.5
-        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
-        return torch.einsum("hnk,khd->nhd", weights, v)
-
 
 def queries_of(case: Case, first_slot: int) -> QueryRows:
     """A tree is binary, its nodes in order of depth."""
@@ -145,18 +79,3 @@ def queries_of(case: Case, first_slot: int) -> QueryRows:
         width=case.width,
         mask=torch.tensor([[ancestors(case.width)] * batch], device="cuda") if case.tree else None,
     )
-
-
-def seen_by(case: Case, sequence: int) -> torch.Tensor:
-    """Which rows a sequence's queries see: bool [width, rows]."""
-    after = torch.ones(case.width, case.width, dtype=torch.bool, device="cuda").tril()
-    if case.tree:
-        bits = queries_of(case, 0).mask
-        assert bits is not None
-        after = (bits[0, 0][:, None] >> torch.arange(case.width, device="cuda")) & 1 > 0
-    below = torch.ones(case.width, case.lengths[sequence], dtype=torch.bool, device="cuda")
-    return torch.cat((below, after), dim=1)
-
-
-def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((got.float() - expected).norm() / expected.norm())

@@ -1,6 +1,6 @@
-"""What the sweep of the skinny products measures: single products and the chain of a whole decoder, and how.
+"""The products of a whole decoder in a chain, and how they are timed.
 
-Shapes are those of Llama-3.1-8B and of its EAGLE-3 head. Products go over the weights of 32 layers, or over
+Shapes are those of Llama-3.1-8B. Products go over the weights of 32 layers, or over
 as many copies as L2 cannot hold, so that every weight comes from memory.
 """
 
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
-import torch.nn.functional as F
 
 from eyas.bench.kernels.timing import graph_us
 from eyas.engine.kernels.products import skinny
@@ -45,11 +43,6 @@ LAYER = [
     Product("down", "linear", HIDDEN, INNER, True),
 ]
 LM_HEAD = Product("lm_head", "linear", 128256, HIDDEN)
-EAGLE = [
-    Product("draft_qkv", "qkv", (HEADS + 2 * KV_HEADS) * DIM, 2 * HIDDEN),
-    Product("draft_lm_head", "linear", 32000, HIDDEN),
-    Product("fc", "linear", HIDDEN, 3 * HIDDEN),
-]
 
 
 def weights(product: Product) -> list[torch.Tensor]:
@@ -79,50 +72,6 @@ class Rows:
 
     def kv(self, layer: int) -> skinny.KvRows:
         return skinny.KvRows(self.pool[:, layer], self.kv_rows)
-
-    def call(self, product: Product, weight: torch.Tensor, launch: skinny.ProductLaunch) -> Call:
-        """One product, as the engine calls it; its result is in `result`."""
-        x = self.x[product.k]
-        source = skinny.SkinnyInput(x, self.sums[:1], EPS) if product.k == HIDDEN else skinny.SkinnyInput(x)
-        if product.kind == "qkv":
-            qkv = skinny.QkvWeights(weight)
-            return partial(skinny.qkv_rope, source, qkv, self.q, self.rotation, self.kv(0), launch)
-        if product.kind == "gated":
-            return partial(skinny.gated, source, weight, self.inner, launch)
-        if product.n > 2 * INNER:
-            out = torch.empty(self.m, product.n, dtype=torch.float32, device="cuda")
-            return partial(skinny.linear, skinny.SkinnyInput(x), weight, out, launch)
-        plain = skinny.SkinnyInput(x)
-        sums = torch.empty(
-            skinny.linear_parts(plain, weight, launch), skinny.MAX_ROWS, dtype=torch.float32, device="cuda"
-        )
-        end = skinny.LinearEnd(self.x[HIDDEN], sums)
-        return partial(skinny.linear, plain, weight, torch.empty_like(self.x[HIDDEN]), launch, end)
-
-    def expected(self, product: Product, weight: torch.Tensor) -> torch.Tensor:
-        """What the call writes (of qkv: the queries), by plain torch in float32."""
-        x, wide = self.x[product.k].float(), weight.float()
-        if product.kind != "linear" and product.k == HIDDEN:
-            x = F.rms_norm(x, (HIDDEN,), eps=EPS)
-        y = x @ wide.t()
-        if product.kind == "gated":
-            gate, up = y.chunk(2, dim=1)
-            return F.silu(gate) * up
-        if product.kind == "qkv":
-            return rotated(y.view(self.m, -1, DIM)[:, :HEADS], self.rotation)
-        return y if product.n > 2 * INNER else y + self.x[HIDDEN]
-
-
-def result(call: Call) -> torch.Tensor:
-    """The tensor that a call of `Rows.call` writes: its third argument."""
-    return call.args[2]  # type: ignore[attr-defined]
-
-
-def rotated(x: torch.Tensor, rotation: skinny.RotaryInput) -> torch.Tensor:
-    """x [m, heads, dim] by plain torch, in float32."""
-    low, high = x.float().chunk(2, dim=-1)
-    cos, sin = rotation.cos[rotation.positions][:, None], rotation.sin[rotation.positions][:, None]
-    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
 
 
 class Chain:
@@ -155,28 +104,6 @@ class Chain:
             skinny.gated(skinny.SkinnyInput(x, middle, EPS), gate_up, rows.inner, launch)
             sums = self._sums[1, : skinny.linear_parts(inner, down, launch)]
             skinny.linear(inner, down, x, launch, skinny.LinearEnd(x, sums))
-
-    def plain(self) -> None:
-        """The same by torch.mm and torch's own small operations."""
-        rows, x = self._rows, self._start.clone()
-        gain = torch.ones(HIDDEN, dtype=x.dtype, device=x.device)
-        slots = rows.kv_rows
-        for i in range(LAYERS):
-            qkv, o, gate_up, down = (self._layers[p.name][i] for p in LAYER)
-            y = torch.mm(F.rms_norm(x, (HIDDEN,), gain, EPS), qkv.t()).view(rows.m, -1, DIM)
-            turned = rotated(y[:, : HEADS + KV_HEADS], rows.rotation).to(x.dtype)
-            rows.pool[slots // 16, i, 0, slots % 16] = turned[:, HEADS:]
-            rows.pool[slots // 16, i, 1, slots % 16] = y[:, HEADS + KV_HEADS :]
-            x = x + torch.mm(turned[:, :HEADS].reshape(rows.m, -1), o.t())
-            gate, up = torch.mm(F.rms_norm(x, (HIDDEN,), gain, EPS), gate_up.t()).chunk(2, dim=1)
-            x = x + torch.mm(F.silu(gate) * up, down.t())
-        self.x.copy_(x)
-
-    def products(self) -> None:
-        """cuBLAS's products alone, without anything between them."""
-        for i in range(LAYERS):
-            for p in LAYER:
-                torch.mm(self._rows.x[p.k], self._layers[p.name][i].t())
 
 
 def milliseconds(calls: Sequence[Call]) -> float:
