@@ -1,7 +1,7 @@
 """`PrefillService`: one server stream reports on one prompt: it is queued, has started, is done.
 
 It translates messages; the engine queues and computes prompts and offers their pages. A stream that ends
-early cancels its prompt.
+early cancels its prompt, and `Cancel` ends a stream early.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TypeAlias
 import grpc
 import msgspec
 
+from eyas.common.errors import Cancelled
 from eyas.common.logging import log_request
 from eyas.common.wire import convert
 from eyas.common.wire.buffer import StreamBuffer
@@ -45,6 +46,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):  # type: ignore[
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
+        self._open: dict[tuple[str, int], StreamBuffer[Event]] = {}  # by the caller's id, and attempt
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the service to `server`."""
@@ -58,7 +60,8 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):  # type: ignore[
         log_request(_log, generation, request.attempt)
         deadline = asyncio.get_running_loop().time() + generation.timeout_s
         buffer: StreamBuffer[Event] = StreamBuffer(MAX_BUFFERED, deadline)
-        number = self._engine.open(buffer.put)
+        number, prompt = self._engine.open(buffer.put), (generation.id, request.attempt)
+        self._open[prompt] = buffer
         generation = msgspec.structs.replace(generation, id=engine_id(number, generation.id))
         over = False
         try:
@@ -69,8 +72,18 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):  # type: ignore[
                 over = not isinstance(event, RequestAdmitted | PrefillStarted)  # and the caller has it
         finally:
             self._engine.close(number)
+            if self._open.get(prompt) is buffer:
+                del self._open[prompt]
             if not over:
                 self._engine.send(CancelGeneration(generation.id))
+
+    async def Cancel(
+        self, request: prefill_pb2.CancelRequest, context: Context
+    ) -> prefill_pb2.CancelResponse:
+        """Ends the prompt's stream behind the events that have come. Nothing if it has ended."""
+        if (buffer := self._open.get((request.id, request.attempt))) is not None:
+            buffer.end(Cancelled("the caller has left"))
+        return prefill_pb2.CancelResponse()
 
 
 def _to_pb(event: Event) -> prefill_pb2.PrefillResponse:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/prefill.proto\x12\x10\x65yas.internal.v1\x1a\x13protos/common.proto\"l\n\x0ePrefillRequest\x12\x34\n\x07request\x18\x01 \x01(\x0b\x32#.eyas.internal.v1.GenerationRequest\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0boffer_draft\x18\x03 \x01(\x08\"\xb5\x01\n\x0fPrefillResponse\x12\x35\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32!.eyas.internal.v1.PrefillAdmittedH\x00\x12\x33\n\x07started\x18\x02 \x01(\x0b\x32 .eyas.internal.v1.PrefillStartedH\x00\x12-\n\x04\x64one\x18\x03 \x01(\x0b\x32\x1d.eyas.internal.v1.PrefillDoneH\x00\x42\x07\n\x05\x65vent\"\x11\n\x0fPrefillAdmitted\"=\n\x0ePrefillStarted\x12+\n\x07handles\x18\x01 \x03(\x0b\x32\x1a.eyas.internal.v1.KvHandle\"h\n\x0bPrefillDone\x12-\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x1c.eyas.internal.v1.FirstToken\x12*\n\x07timings\x18\x02 \x01(\x0b\x32\x19.eyas.internal.v1.Timings2b\n\x0ePrefillService\x12P\n\x07Prefill\x12 .eyas.internal.v1.PrefillRequest\x1a!.eyas.internal.v1.PrefillResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/prefill.proto\x12\x10\x65yas.internal.v1\x1a\x13protos/common.proto\"l\n\x0ePrefillRequest\x12\x34\n\x07request\x18\x01 \x01(\x0b\x32#.eyas.internal.v1.GenerationRequest\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0boffer_draft\x18\x03 \x01(\x08\",\n\rCancelRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x10\n\x0e\x43\x61ncelResponse\"\xb5\x01\n\x0fPrefillResponse\x12\x35\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32!.eyas.internal.v1.PrefillAdmittedH\x00\x12\x33\n\x07started\x18\x02 \x01(\x0b\x32 .eyas.internal.v1.PrefillStartedH\x00\x12-\n\x04\x64one\x18\x03 \x01(\x0b\x32\x1d.eyas.internal.v1.PrefillDoneH\x00\x42\x07\n\x05\x65vent\"\x11\n\x0fPrefillAdmitted\"=\n\x0ePrefillStarted\x12+\n\x07handles\x18\x01 \x03(\x0b\x32\x1a.eyas.internal.v1.KvHandle\"h\n\x0bPrefillDone\x12-\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x1c.eyas.internal.v1.FirstToken\x12*\n\x07timings\x18\x02 \x01(\x0b\x32\x19.eyas.internal.v1.Timings2\xaf\x01\n\x0ePrefillService\x12P\n\x07Prefill\x12 .eyas.internal.v1.PrefillRequest\x1a!.eyas.internal.v1.PrefillResponse0\x01\x12K\n\x06\x43\x61ncel\x12\x1f.eyas.internal.v1.CancelRequest\x1a .eyas.internal.v1.CancelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,14 +34,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PREFILLREQUEST']._serialized_start=63
   _globals['_PREFILLREQUEST']._serialized_end=171
-  _globals['_PREFILLRESPONSE']._serialized_start=174
-  _globals['_PREFILLRESPONSE']._serialized_end=355
-  _globals['_PREFILLADMITTED']._serialized_start=357
-  _globals['_PREFILLADMITTED']._serialized_end=374
-  _globals['_PREFILLSTARTED']._serialized_start=376
-  _globals['_PREFILLSTARTED']._serialized_end=437
-  _globals['_PREFILLDONE']._serialized_start=439
-  _globals['_PREFILLDONE']._serialized_end=543
-  _globals['_PREFILLSERVICE']._serialized_start=545
-  _globals['_PREFILLSERVICE']._serialized_end=643
+  _globals['_CANCELREQUEST']._serialized_start=173
+  _globals['_CANCELREQUEST']._serialized_end=217
+  _globals['_CANCELRESPONSE']._serialized_start=219
+  _globals['_CANCELRESPONSE']._serialized_end=235
+  _globals['_PREFILLRESPONSE']._serialized_start=238
+  _globals['_PREFILLRESPONSE']._serialized_end=419
+  _globals['_PREFILLADMITTED']._serialized_start=421
+  _globals['_PREFILLADMITTED']._serialized_end=438
+  _globals['_PREFILLSTARTED']._serialized_start=440
+  _globals['_PREFILLSTARTED']._serialized_end=501
+  _globals['_PREFILLDONE']._serialized_start=503
+  _globals['_PREFILLDONE']._serialized_end=607
+  _globals['_PREFILLSERVICE']._serialized_start=610
+  _globals['_PREFILLSERVICE']._serialized_end=785
 # @@protoc_insertion_point(module_scope)

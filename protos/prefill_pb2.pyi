@@ -17,6 +17,18 @@ class PrefillRequest(_message.Message):
     offer_draft: bool
     def __init__(self, request: _Optional[_Union[_common_pb2.GenerationRequest, _Mapping]] = ..., attempt: _Optional[int] = ..., offer_draft: _Optional[bool] = ...) -> None: ...
 
+class CancelRequest(_message.Message):
+    __slots__ = ("id", "attempt")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    attempt: int
+    def __init__(self, id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class CancelResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class PrefillResponse(_message.Message):
     __slots__ = ("admitted", "started", "done")
     ADMITTED_FIELD_NUMBER: _ClassVar[int]

@@ -40,6 +40,11 @@ class PrefillServiceStub:
                 request_serializer=protos_dot_prefill__pb2.PrefillRequest.SerializeToString,
                 response_deserializer=protos_dot_prefill__pb2.PrefillResponse.FromString,
                 _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/eyas.internal.v1.PrefillService/Cancel',
+                request_serializer=protos_dot_prefill__pb2.CancelRequest.SerializeToString,
+                response_deserializer=protos_dot_prefill__pb2.CancelResponse.FromString,
+                _registered_method=True)
 
 
 class PrefillServiceServicer:
@@ -54,6 +59,14 @@ class PrefillServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Cancel(self, request, context):
+        """Ends a prompt, and its Prefill behind what that has said already. A caller that reads so far has the handles of
+        all pages that stay leased for it; one that cancels Prefill may miss them. A prompt that is not there is no error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PrefillServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -61,6 +74,11 @@ def add_PrefillServiceServicer_to_server(servicer, server):
                     servicer.Prefill,
                     request_deserializer=protos_dot_prefill__pb2.PrefillRequest.FromString,
                     response_serializer=protos_dot_prefill__pb2.PrefillResponse.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=protos_dot_prefill__pb2.CancelRequest.FromString,
+                    response_serializer=protos_dot_prefill__pb2.CancelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -91,6 +109,33 @@ class PrefillService:
             '/eyas.internal.v1.PrefillService/Prefill',
             protos_dot_prefill__pb2.PrefillRequest.SerializeToString,
             protos_dot_prefill__pb2.PrefillResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eyas.internal.v1.PrefillService/Cancel',
+            protos_dot_prefill__pb2.CancelRequest.SerializeToString,
+            protos_dot_prefill__pb2.CancelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -295,7 +295,9 @@ class ClusterGeneration(GenerationStream, LegOwner):
             case RequestRejected(failure=failure):
                 error = await self._judged(failure.error())
                 if isinstance(error, WeightsChanging) and self._delivery.begun and not leg.begun:
-                    self._resubmit(leg)  # its token came from prefill meanwhile: a closed worker takes it now
+                    await self._resubmit(
+                        leg
+                    )  # its token came from prefill meanwhile: a closed worker takes it now
                 else:
                     await self._replace_decode(leg, error)
             case RequestFailed(failure=failure):
@@ -473,13 +475,19 @@ class ClusterGeneration(GenerationStream, LegOwner):
         _log.info("request %s goes on at %s (attempt %d)", self._request.id, worker, self._attempt)
         self._start_decode(worker, attach)
 
-    def _resubmit(self, leg: DecodeLeg) -> None:
-        """The same worker gets the request again, which has begun since; its pages are where they were."""
+    async def _resubmit(self, leg: DecodeLeg) -> None:
+        """The same worker gets the request again, which has begun since; its pages are where they were. If
+        the worker is lost by now, another one gets it.
+        """
         leg.close(cancel=False)
         self._decode = None
-        if not self._delivery.over:
-            self._attempt += 1
+        if self._delivery.over:
+            return
+        self._attempt += 1
+        try:
             self._start_decode(leg.worker, attach=self._prefill is not None)
+        except Unavailable as error:
+            await self._replace_decode(leg, error)
 
     async def _move_on(self, leg: DecodeLeg) -> None:
         """The decode worker is draining: a request that it has not begun moves to another worker, if any.

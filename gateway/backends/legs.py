@@ -7,6 +7,7 @@ request ignores the legs that it has replaced.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from typing import Protocol
@@ -25,9 +26,8 @@ from gateway.routing.ledger import LegLoad, UnderWay
 _log = logging.getLogger("eyas.gateway")
 
 LAST_WORDS_S = 0.5
-"""How long a Prefill call whose request is over is still read. A prompt that was done when its caller left
-has no stream that could be cancelled, and its handles are on their way. More would compute prompts longer for
-nobody; with less, more handles come too late."""
+"""How long a Prefill call is read once its worker knows that the request is over. The call ends at once then,
+behind what was on its way."""
 
 
 class LegDraining(msgspec.Struct, frozen=True):
@@ -148,16 +148,19 @@ class PrefillLeg:
         self.admitted = False
         self.handles: tuple[KvHandle, ...] | None = None
         self._sent = 0.0
+        self._prompt = "", 0  # its id and attempt on the worker
         self._calling = False
         self._closed = False
         self._cluster = cluster
         self._owner = owner
         self._task: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Task[None] | None = None
 
     def submit(self, request: GenerationRequest, attempt: int, offer_draft: bool, missing: int) -> None:
         """Starts the call. `offer_draft`: the worker shall offer draft KV too. `missing`: tokens that it has
         to compute.
         """
+        self._prompt = request.id, attempt
         self._sent = time.monotonic()
         stake = self._cluster.occupy(self.worker, UnderWay(prompts=1, queued=missing))
         self._task = asyncio.create_task(self._follow(request, attempt, offer_draft, stake))
@@ -168,14 +171,23 @@ class PrefillLeg:
         return msgspec.structs.replace(timings, worker=self.worker, role=Role.PREFILL, sent=self._sent)
 
     def close(self) -> None:
-        """Ends the call if it still runs. Idempotent. Handles that come within `LAST_WORDS_S` go back."""
+        """Ends the call if it still runs. Idempotent. Handles that are on their way go back."""
         if self._task is None or self._closed:
             return
         self._closed = True
         if self._calling and self.handles is None:
-            asyncio.get_running_loop().call_later(LAST_WORDS_S, self._task.cancel)
+            self._leaving = asyncio.create_task(self._leave(self._task), name=f"leave {self.worker}")
         else:
             self._task.cancel()
+
+    async def _leave(self, call: asyncio.Task[None]) -> None:
+        """Has the worker end the prompt, and lets the call read what it has said. To cancel the call instead
+        would lose handles whose prompt was done before the worker heard of it.
+        """
+        with contextlib.suppress(EyasError):  # it is lost, and so its pages, or an older one
+            await self._cluster.prefill_client(self.worker).cancel(*self._prompt)
+        await asyncio.wait([call], timeout=LAST_WORDS_S)
+        call.cancel()
 
     async def _follow(
         self, request: GenerationRequest, attempt: int, offer_draft: bool, stake: LegLoad

@@ -184,6 +184,10 @@ class ScriptedWorker(
             self.prefills_cancelled += 1
             raise
 
+    async def Cancel(self, request: prefill_pb2.CancelRequest, context: Any) -> prefill_pb2.CancelResponse:
+        self.heard.append(("cancel_prompt", request))
+        return prefill_pb2.CancelResponse()
+
     async def Release(
         self, request: transfer_pb2.ReleaseRequest, context: Any
     ) -> transfer_pb2.ReleaseResponse:

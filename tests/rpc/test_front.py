@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from decode_svc import servicer
 from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.errors import (
+    Cancelled,
     ConfigError,
     DeadlineExceeded,
     EyasError,
@@ -175,6 +176,33 @@ async def test_a_prompt_whose_end_the_caller_did_not_take_is_cancelled() -> None
                 await anext(events)
         await events.aclose()
         assert isinstance(sent[-1], PrefillPrompt if taken else CancelGeneration)
+
+
+async def test_a_prompt_is_cancelled_by_its_id_behind_what_it_has_said() -> None:
+    """Its caller reads to the end, so that it has the handles of all that was offered."""
+    sent: list[Command] = []
+    engine = EngineClient(sent.extend)
+    engine.ready = SimpleNamespace(context_length=128)
+    engine.accept()
+    service = PrefillServicer(engine)
+    asked = prefill_pb2.PrefillRequest(attempt=1)
+    convert.fill_request(asked.request, request(1))
+    events = service.Prefill(asked, None)
+    first = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)
+    id = sent[-1].request.id
+    for wrong in (("r", 2), ("other", 1)):
+        await service.Cancel(prefill_pb2.CancelRequest(id=wrong[0], attempt=wrong[1]), None)
+    engine.dispatch([message.RequestAdmitted(id, 1), message.PrefillStarted(id, 1, ())])
+    await service.Cancel(prefill_pb2.CancelRequest(id="r", attempt=1), None)
+    assert [(await first).WhichOneof("event"), (await anext(events)).WhichOneof("event")] == [
+        "admitted",
+        "started",
+    ]
+    with pytest.raises(Cancelled, match="the caller has left"):
+        await anext(events)
+    assert sent[-1] == CancelGeneration(id)
+    await service.Cancel(prefill_pb2.CancelRequest(id="r", attempt=1), None)  # it has ended
 
 
 async def test_health_follows_the_engine() -> None:

@@ -56,6 +56,27 @@ async def test_pages_whose_handles_were_on_their_way_when_the_caller_left_go_bac
         assert not prefill.prefills_cancelled
 
 
+@pytest.mark.parametrize("phase", ["admitted", "started"])
+async def test_a_worker_hears_at_once_that_a_caller_has_left(phase: str) -> None:
+    """By the request's id: what it had said is read, its call is not cancelled before."""
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        prefill, decode = started
+        prefill.script.hold_prefill_at, decode.script.silent = phase, True
+        asking = asyncio.create_task(backend.start(make_request("left")))
+        await until(lambda: len(prefill.of("prefill")) == 1)
+        await asyncio.sleep(0.2)
+        asking.cancel()
+        if phase == "started":  # the gateway has its handles, and gives them back
+            await until(lambda: len(prefill.of("release")) == 1 and prefill.prefills_cancelled == 1)
+            assert not prefill.of("cancel_prompt")
+            return
+        await until(lambda: len(prefill.of("cancel_prompt")) == 1)
+        (cancel,) = prefill.of("cancel_prompt")
+        assert (cancel.id, cancel.attempt) == ("left", 1) and not prefill.prefills_cancelled
+        prefill.script.released.set()  # the handles were on their way
+        await until(lambda: len(prefill.of("release")) == 1)
+
+
 async def test_pages_of_a_refused_request_go_back() -> None:
     async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
         prefill, decode = started

@@ -16,7 +16,7 @@ from scripted_cluster import DECODE, PREFILL, collect, gateway, make_request, un
 from scripted_worker import ScriptedWorker, expected, workers
 
 from eyas.common.config import GatewayConfig
-from eyas.common.errors import Unavailable, WeightsChanged, WeightsChanging
+from eyas.common.errors import EyasError, Unavailable, WeightsChanged, WeightsChanging
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role, WeightsInfo, WorkerInfo
 from eyas.common.weights import FolderSource, Running, WeightsReply
@@ -24,7 +24,7 @@ from eyas.common.wire.control import PauseGeneration, PauseMode
 from eyas.common.wire.control_service import ControlClient
 from eyas.common.wire.rpc import ChannelPool
 from gateway.backends.admission import served_model
-from gateway.backends.generate import ClusterBackend
+from gateway.backends.generate import ClusterBackend, ClusterGeneration
 from gateway.routing.targets import TargetWorkers
 from gateway.routing.weights import ClusterWeights, WeightUpdate
 from protos import decode_pb2
@@ -66,6 +66,30 @@ async def test_a_worker_that_refuses_what_has_begun_has_other_weights() -> None:
         with pytest.raises(WeightsChanged, match="in mid-answer"):
             await collect(await backend.start(make_request()))
         assert [submit.request.begun for submit in decode.of("submit")] == [False, True]
+
+
+async def test_a_worker_that_is_lost_before_it_gets_the_request_again_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judged = ClusterGeneration._judged
+
+    async def lost_meanwhile(self: ClusterGeneration, error: EyasError) -> EyasError:
+        (refusing,) = [worker for worker in decodes if worker.of("submit")]
+        await refusing.kill()
+        await until(lambda: not self._cluster._connected(refusing.address))
+        return await judged(self, error)
+
+    async with workers(PREFILL, DECODE, DECODE) as started, gateway(started) as (backend, _):
+        decodes = started[1:]
+        for decode in decodes:
+            decode.script.refuse_submit, decode.script.refuse_after_s = CLOSED, 0.1
+        stream = asyncio.create_task(backend.start(make_request(tokens=12)))
+        await until(lambda: any(decode.of("submit") for decode in decodes))
+        for decode in decodes:
+            decode.script.refuse_submit = None
+        monkeypatch.setattr(ClusterGeneration, "_judged", lost_meanwhile)
+        assert await collect(await stream) == {0: expected(make_request(tokens=12))}
+        assert [len(decode.of("submit")) for decode in decodes] == [1, 1]
 
 
 async def nothing() -> None: ...

@@ -40,6 +40,7 @@ from protos import (
 
 FLUSH_S = 15.0  # for a flush beyond its wait: an engine may be in the middle of a long step
 
+CANCEL_S = 2.0  # for a prompt to be cancelled
 ADAPTER_S = 120.0  # for an adapter to be read
 
 
@@ -188,6 +189,16 @@ class PrefillClient:
             raise rpc.map_rpc_error(error) from error
         finally:
             call.cancel()
+
+    async def cancel(self, id: str, attempt: int) -> None:
+        """Ends a prompt: its `prefill` gives what the worker has said already, then raises Cancelled.
+
+        Raises Unavailable if the worker cannot be asked, DeadlineExceeded if it takes too long.
+        """
+        try:
+            await self._stub.Cancel(prefill_pb2.CancelRequest(id=id, attempt=attempt), timeout=CANCEL_S)
+        except grpc.aio.AioRpcError as error:
+            raise rpc.map_rpc_error(error) from error
 
 
 class InfoClient:
