@@ -33,6 +33,7 @@ from triton.runtime import driver
 from triton.runtime.cache import triton_key
 from triton.runtime.jit import JITFunction
 
+from eyas.engine.kernels.launch.launching import TritonKernel
 from eyas.engine.kernels.launch.warm import CompileReport
 
 Variant = Callable[[], Any]
@@ -108,14 +109,24 @@ def record(recipe: Callable[[], None], take: Callable[[Variant], None] = lambda 
     `take` is called with each of them as soon as it is known.
     """
     variants: dict[tuple[JITFunction[Any], str], Variant] = {}
-    compile_now = JITFunction._do_compile
+    compile_now, launch = JITFunction._do_compile, TritonKernel.launch
+    launched: set[tuple[Any, ...]] = set()
+
+    def launch_once(kernel: TritonKernel, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
+        """Spares Triton's look at the arguments where the variant is known, which takes most of the time."""
+        if (key := (kernel, *kernel.key(args, named))) not in launched:
+            launched.add(key)
+            launch(kernel, grid, *args, **named)
 
     def compile_later(function: JITFunction[Any], key: str, *variant: Any) -> None:
         if (function, key) not in variants:
             variants[function, key] = partial(compile_now, function, key, *variant)
             take(variants[function, key])
 
-    with patch.object(JITFunction, "_do_compile", compile_later):  # a launch without a kernel ends there
+    with (
+        patch.object(JITFunction, "_do_compile", compile_later),  # a launch without a kernel ends there
+        patch.object(TritonKernel, "launch", launch_once),
+    ):
         recipe()
     return list(variants.values())
 

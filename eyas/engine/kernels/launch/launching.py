@@ -56,10 +56,7 @@ class TritonKernel:
     def launch(self, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
         """Launches the variant of these arguments; the first launch of each goes through Triton."""
         device = driver.active.get_current_device()
-        known = [
-            arg if constant else _known(arg) for constant, arg in zip(self._constant, args, strict=False)
-        ]
-        key = (device, *known, *named.items())
+        key = (device, *self.key(args, named))
         variant = self._variants.get(key)
         if variant is None:
             name_on_disk(self._function)
@@ -74,6 +71,13 @@ class TritonKernel:
             *(compiled.function, compiled.packed_metadata, None, None, None),
             *(*args, *variant.rest),
         )
+
+    def key(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        """The name of a launch's variant: launches with one key are of one variant."""
+        known = [
+            arg if constant else _known(arg) for constant, arg in zip(self._constant, args, strict=False)
+        ]
+        return (*known, *named.items())
 
     def _rest(self, given: int, named: dict[str, Any]) -> tuple[Any, ...]:
         params = self._function.params
