@@ -75,7 +75,7 @@ class Worker:
         self.pool.drop(found)
 
     def engine_tells(self, most: int) -> None:
-        added, dropped = self.cache.news(most)
+        added, dropped = self.cache.take_changes(most)
         if added or dropped:
             self.pages.change(added, dropped)
 
@@ -123,10 +123,10 @@ def test_changes_that_nobody_heard_of_are_not_told() -> None:
     cache.insert(list(range(8)), pages, 8)
     pool.drop(pages)
     cache.evict(1)
-    added, dropped = cache.news(100)
+    added, dropped = cache.take_changes(100)
     assert (len(list(split(added))), dropped) == (1, b"")
     cache.evict(1)
-    assert cache.news(100) == (b"", added)
+    assert cache.take_changes(100) == (b"", added)
 
 
 def test_a_new_pool_makes_the_old_one_forgotten() -> None:

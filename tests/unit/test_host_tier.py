@@ -148,10 +148,10 @@ class World(RuleBasedStateMachine):
     @invariant()
     def it_tells_what_comes_and_leaves(self) -> None:
         for most in (1, 1000):  # a part, then the rest
-            came, left = self.tier.news(most)
+            came, left = self.tier.take_changes(most)
             self.told = self.told - set(split(left)) | set(split(came))
         filled = {name[:SHORT_BYTES] for name, one in self.tier._pages.items() if one.filled}
-        assert self.told == filled and not self.tier.untold
+        assert self.told == filled and not self.tier.changed
 
     @invariant()
     def what_is_held_is_what_was_computed(self) -> None:

@@ -243,7 +243,7 @@ def test_news_of_all_ranks_are_told() -> None:
         scheduler.enqueue(seq)
         _run(scheduler, scheduler.schedule())
         scheduler.remove(seq)
-    came, left = scheduler.cache.news(100)
+    came, left = scheduler.cache.take_changes(100)
     assert len(came) == 4 * SHORT_BYTES and not left, "two pages of each rank"
 
 

@@ -143,7 +143,7 @@ def test_routers_of_others_are_told_of_first_pages_as_such() -> None:
     cache = PrefixCache(pool, SIZE, lookahead=0)
     cache.insert([1, 2, 3, 4], pool.take(2), 4, salt=salt_of("a"))
     before, _, salts = cache.origins(9)
-    came, _ = cache.news(9)
+    came, _ = cache.take_changes(9)
     assert list(split(before)) == [bytes(8), list(split(came))[0]]
     assert list(split(salts)) == [salt_of("a")[:8], bytes(8)]
 

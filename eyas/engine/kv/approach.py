@@ -1,7 +1,7 @@
-"""One pull's way to its owner: copies wait until a route is proven, and then take it.
+"""Finds the route of one pull: its copies wait until a route is proven, and then use it.
 
-The proof is a copy of the owner's proof page into a page that the pull was lent anyway, so it is cancelled
-and waited for as any other. Which routes there are is `kv_transfer.peers`'s business; pages are the pull's.
+The proof is a copy of the owner's proof page into a page that was lent to the pull, so it is cancelled and
+awaited like the other copies. `kv_transfer.peers` lists the possible routes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from kv_transfer.peers import PeerPages, PeerRoute, PeerRoutes
 
 
 class RouteTrial:
-    """The trial of the routes of pull `number` to one rank of its owner.
+    """Tries the routes of pull `number` to one rank of the owner.
 
-    `proofs`: numbers of copies that the pull itself uses for none. Every requested copy is reported once, by
-    what a method here gives back.
+    `proofs`: copy numbers that the pull does not use itself. Every requested copy is reported once, in the
+    return value of a method.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class RouteTrial:
         self._given_up = False
 
     def copy(self, job: CopyJob) -> list[CopyResult]:
-        """Begin `job`, now or as soon as a route is proven. Gives the copies that thereby ended unbegun."""
+        """Begins `job`, now or as soon as a route is proven. Returns copies that failed without beginning."""
         self._given_up = False
         if self._route is not None:
             self._copier.submit(self._route, job)
@@ -46,13 +46,13 @@ class RouteTrial:
         return [] if self._trying else self._prove()
 
     def stop(self) -> None:
-        """The pull gives its pages back: what runs is to end early."""
+        """Ends running copies early, because the pull returns its pages."""
         if not self._given_up:
             self._given_up = True
             self._copier.cancel(self._number)
 
     def stopped(self, result: CopyResult) -> list[CopyResult]:
-        """Takes one result of the copier. Returns the results of the pull's own copies that end with it."""
+        """Handles one result of the copier. Returns the results of the pull's own copies that ended."""
         if result.job.proof is not None:
             return self._judge(result)
         if result.error is not None and not isinstance(result.error, Cancelled):
@@ -62,7 +62,7 @@ class RouteTrial:
         return [result]
 
     def _prove(self) -> list[CopyResult]:
-        """Try the next way; without any, no held copy will ever begin."""
+        """Tries the next route; if there is none, fails the waiting copies."""
         try:
             self._trying = self._search.next()
         except EyasError as error:

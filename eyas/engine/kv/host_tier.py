@@ -1,11 +1,13 @@
-"""The host tier: pages about to be evicted from the prefix cache are copied to host memory, and come back.
+"""The host tier: copies pages that will soon be evicted from the prefix cache to host memory, and loads them
+back.
 
-A page is copied while it is still in the cache, idle and among the next to be evicted, so nothing waits for a
-copy. One that is evicted before its copy has ended is lost to the tier. A full tier drops the page that left,
-or was wanted, longest ago. A tier that is larger than the pool copies each page as soon as it is idle and no
-step in flight may write it, and until then sequences that have no page yet are given others: under load few
-pages are idle, and those not for long. So it is where pages go on from here (`on_saved`): each shall be there
-when this worker is not.
+A page is copied while it is still cached, idle and among the next to be evicted, so nothing waits for the
+copy. A page that is evicted before its copy has ended is not saved. A full tier drops its least recently used
+page.
+
+A tier that is larger than the pool copies each page as soon as it is idle and no step in flight may write it;
+until then new sequences get other pages, because under load few pages stay idle for long. The same holds if
+pages are passed on to a shared store (`on_saved`), where each should be found when this worker is gone.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import CacheNode, PrefixCache
 from kv_transfer.copy_threads import Then
 
-AHEAD = 1024  # pages that are copied in advance: the ones that are evicted next
-BATCH = 64  # pages per copy: one that stopped early is no great loss
-MOST_IDLE = 1024  # pages that fell idle, looked at per loop where all go on
+AHEAD = 1024  # pages that are copied in advance: the next to be evicted
+BATCH = 64  # pages per copy, so that little is lost when one is stopped
+MOST_IDLE = 1024  # newly idle pages that one iteration considers, at most
 
 
 class TierMemory(Protocol):
-    """Slots for pages, of which the first `ready` can be used. `poll` calls each `then`."""
+    """Host memory for pages, in slots of which the first `ready` can be used. `poll` calls each `then`."""
 
     ready: int
     page_bytes: int
@@ -43,15 +45,15 @@ class TierMemory(Protocol):
         ...
 
     def copy_out(self, pages: Sequence[int], slots: Sequence[int], then: Then) -> None:
-        """Pages to slots."""
+        """Begins to copy pages to slots."""
         ...
 
     def copy_in(self, slots: Sequence[int], pages: Sequence[int], then: Then) -> None:
-        """Slots to pages."""
+        """Begins to copy slots to pages."""
         ...
 
     def poll(self) -> None:
-        """Tells of the copies that have stopped."""
+        """Calls the callbacks of copies that have stopped."""
         ...
 
     def close(self, deadline: float) -> bool:
@@ -61,7 +63,7 @@ class TierMemory(Protocol):
 
 @dataclass(slots=True)
 class _HostPage:
-    """A page on the host. `copies` of its slot run; the first one fills it."""
+    """A page in host memory. `copies`: running copies from or to its slot; the first one fills it."""
 
     slot: int
     copies: int = 0
@@ -75,35 +77,35 @@ class HostTier:
         self._pool = pool
         self._cache = cache
         self.memory = memory
-        self._pages: OrderedDict[bytes, _HostPage] = OrderedDict()  # by name; the next to be dropped first
+        self._pages: OrderedDict[bytes, _HostPage] = OrderedDict()  # by name, least recently used first
         self._free: list[int] = []
-        self._known = 0  # slots that were ready, ever
+        self._known = 0  # slots that have been ready
         self._ahead = min(AHEAD, pool.num_pages)
-        self._seen = 0  # of the cache's turnover, when pages were last chosen
-        self._arrived = 0  # and of its arrivals
-        self.on_saved: Callable[[Sequence[bytes]], None] | None = None  # hears what came from the pool
-        self._saving: set[CacheNode] = set()  # copies of these run
-        self._later: list[CacheNode] = []  # and of these will, once no step may write them
-        self._changes: dict[bytes, bool] = {}  # since they were last told: whether the page came
-        self.cached_pages = 0  # pages that can come back
-        self.loaded = 0  # pages that came back, ever
+        self._seen = 0  # the cache's turnover when pages were last chosen
+        self._arrived = 0  # and its arrivals
+        self.on_saved: Callable[[Sequence[bytes]], None] | None = None  # called with the names of saved pages
+        self._saving: set[CacheNode] = set()  # being copied
+        self._later: list[CacheNode] = []  # to be copied once no step may write them
+        self._changes: dict[bytes, bool] = {}  # to report: True for saved pages, False for dropped ones
+        self.cached_pages = 0  # pages that can be loaded
+        self.loaded = 0  # running total of loaded pages
 
     @property
     def busy(self) -> bool:
-        """True if `poll` will have something to do soon."""
+        """True if `poll` should be called soon."""
         return self.memory.copying or bool(self._later)
 
     @property
     def free(self) -> int:
-        """Slots that hold nothing."""
+        """The number of free slots."""
         return len(self._free)
 
     def find(self, names: Iterable[bytes]) -> list[bytes]:
-        """The first of these names, as many as are here without a gap."""
+        """The leading names whose pages can be loaded, up to the first that cannot."""
         return list(takewhile(lambda name: name in self._pages and self._pages[name].filled, names))
 
     def load(self, names: Sequence[bytes], pages: Sequence[int], then: Then) -> None:
-        """Copies what was found to pages that no step in flight writes."""
+        """Begins to copy saved pages to pages of the pool that no step in flight writes."""
         for name in names:
             self._pages[name].copies += 1
         self._touch(names)
@@ -111,10 +113,10 @@ class HostTier:
         self.memory.copy_in(slots, pages, partial(self._was_loaded, names, then))
 
     def clear(self) -> int:
-        """Drops every page that can come back, while none is being loaded; returns how many there were.
+        """Drops every page that can be loaded, while none is being loaded; returns their number.
 
-        One that is being copied is dropped as its copy ends: one that comes has left the cache by then, and
-        one that is written to a store keeps its slot until `release`.
+        A page that is being saved is dropped when its copy ends, since it has left the cache by then. A page
+        that is being written to a store keeps its slot until `release`.
         """
         filled = [(name, page) for name, page in self._pages.items() if page.filled]
         for name, page in filled:
@@ -124,13 +126,13 @@ class HostTier:
         return len(filled)
 
     def hold(self, names: Sequence[bytes]) -> list[int]:
-        """The slots of pages that can come back, which stay until `release`."""
+        """The slots of saved pages, which are not dropped before `release`."""
         for name in names:
             self._pages[name].copies += 1
         return [self._pages[name].slot for name in names]
 
     def release(self, names: Sequence[bytes]) -> None:
-        """What `hold` held may be dropped, and what was cleared meanwhile is."""
+        """Ends a `hold`: the pages may be dropped; those that were cleared meanwhile are dropped now."""
         for name in names:
             page = self._pages[name]
             page.copies -= 1
@@ -138,7 +140,9 @@ class HostTier:
                 self._free.append(self._pages.pop(name).slot)
 
     def reserve(self, names: Sequence[bytes]) -> list[int]:
-        """Slots for the first of these pages, as many as there is room for, until `settle`: none is here."""
+        """Reserves slots for these pages, which are not saved yet, as far as slots suffice, until
+        `settle`.
+        """
         slots: list[int] = []
         for name in names:
             if name in self._pages or (slot := self._slot()) is None:
@@ -148,9 +152,7 @@ class HostTier:
         return slots
 
     def settle(self, names: Sequence[bytes], count: int) -> None:
-        """Ends a load: of the pages that `reserve` gave slots to, the first `count` have come, and no other
-        will.
-        """
+        """Ends a load into reserved slots: the first `count` pages were loaded, the others were not."""
         for name in names[:count]:
             self._pages[name].copies -= 1
             self._fill(name, self._pages[name])
@@ -159,12 +161,12 @@ class HostTier:
         self._touch(names[:count])
 
     def load_s(self, pages: int) -> float:
-        """Seconds that loading `pages` takes, as copies went until now; 0.0 before the first."""
+        """The expected seconds to load `pages`, by the rate of all copies so far; 0.0 before the first."""
         memory = self.memory
         return pages * memory.page_bytes * memory.copy_s / max(memory.bytes_out + memory.bytes_in, 1)
 
     def poll(self) -> None:
-        """Runs once a loop: takes copies that stopped, and copies pages that will be evicted soon."""
+        """Handles stopped copies, and begins to save pages; called once per iteration of the loop."""
         self.memory.poll()
         self._free += range(self._known, self.memory.ready)
         self._known = self.memory.ready
@@ -178,22 +180,22 @@ class HostTier:
             self._later = self._save(nodes)
             self._cache.spared = {*self._saving, *self._later}
         elif self._pool.free < self._ahead and turnover >= min(self._ahead // 4, BATCH * 4):
-            self._seen = self._cache.turnover  # no more pages are looked at than went by, a few times over
+            self._seen = self._cache.turnover  # bounds the work by a few times the turnover
             self._save(self._cache.next_out(min(self._ahead, self._known)))
 
     def _save(self, nodes: Iterable[CacheNode]) -> list[CacheNode]:
-        """Copies those that are not here; returns those that a step in flight may still write.
+        """Saves the pages that are not saved yet; returns those that a step in flight may still write.
 
-        (More than there are slots would take each other's.)
+        (More nodes than slots would evict each other.)
         """
-        is_quiet, here = self._pool.is_quiet, self._pages
+        is_quiet, saved = self._pool.is_quiet, self._pages
         soon: list[CacheNode] = []
         later: list[CacheNode] = []
         old: list[bytes] = []
         for node in nodes:
             if not is_quiet(node.page):
-                later += () if node.name in here else (node,)
-            elif node.name in here:
+                later += () if node.name in saved else (node,)
+            elif node.name in saved:
                 old.append(node.name)
             else:
                 soon.append(node)
@@ -202,7 +204,7 @@ class HostTier:
         return later
 
     def _copy_out(self, nodes: Sequence[CacheNode]) -> None:
-        """Copies pages out, as many of them as there are slots for."""
+        """Begins to copy pages out, as far as slots suffice."""
         fresh: list[CacheNode] = []
         for node in nodes:
             slot = self._slot()
@@ -220,7 +222,7 @@ class HostTier:
             self.memory.copy_out(pages, slots, partial(self._was_saved, nodes))
 
     def _slot(self) -> int | None:
-        """An empty one, if need be of the page that is dropped for it; None: copies need all of them."""
+        """A free slot, if necessary that of the least recently used page; None if copies use all slots."""
         if self._free:
             return self._free.pop()
         if not self._pages:
@@ -234,14 +236,14 @@ class HostTier:
         return oldest.slot
 
     @property
-    def untold(self) -> bool:
-        """True if `news` has something."""
+    def changed(self) -> bool:
+        """True if `take_changes` has something to report."""
         return bool(self._changes)
 
-    def news(self, most: int) -> tuple[bytes, bytes]:
-        """(packed short names of pages that came here, of pages that left) since they were last asked for.
+    def take_changes(self, most: int) -> tuple[bytes, bytes]:
+        """(packed short names of saved pages, of dropped pages) since the last call, at most `most` of them.
 
-        At most `most` pages. A page that came and left in between is not named.
+        A page that was saved and dropped between two calls is not reported.
         """
         names: dict[bool, list[bytes]] = {True: [], False: []}
         for name in list(islice(self._changes, most)):
@@ -251,33 +253,35 @@ class HostTier:
     def _fill(self, name: bytes, page: _HostPage) -> None:
         page.filled = True
         self.cached_pages += 1
-        self._note(name, here=True)
+        self._record_change(name, saved=True)
 
     def _empty(self, name: bytes, page: _HostPage) -> None:
         page.filled = False
         self.cached_pages -= 1
-        self._note(name, here=False)
+        self._record_change(name, saved=False)
 
-    def _note(self, name: bytes, *, here: bool) -> None:
+    def _record_change(self, name: bytes, *, saved: bool) -> None:
         if self._changes.pop(name, None) is None:
-            self._changes[name] = here
+            self._changes[name] = saved
 
     def _touch(self, names: Sequence[bytes]) -> None:
-        """Moves pages to the end of the eviction order, a prefix behind its continuation."""
+        """Marks pages as recently used, a prefix more recently than its continuation."""
         for name in reversed(names):
             self._pages.move_to_end(name)
 
     def _touch_above(self, nodes: Sequence[CacheNode]) -> None:
-        """Lets the pages before the first new pages of a text outlive them as well."""
-        here = {node.name for node in nodes}
+        """Marks the pages before newly saved ones as more recently used, so that prefixes are dropped
+        last.
+        """
+        new = {node.name for node in nodes}
         for node in nodes:
             above = node.parent
-            while above is not None and above.name in self._pages and above.name not in here:
+            while above is not None and above.name in self._pages and above.name not in new:
                 self._pages.move_to_end(above.name)
                 above = above.parent
 
     def _was_saved(self, nodes: Sequence[CacheNode], error: EyasError | None) -> None:
-        """A page that left the cache meanwhile may have been overwritten before it was read."""
+        """Ends a copy. A page that left the cache meanwhile may have been overwritten, and is not saved."""
         saved: list[bytes] = []
         self._saving.difference_update(nodes)
         self._cache.spared.difference_update(nodes)

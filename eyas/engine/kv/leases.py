@@ -1,7 +1,7 @@
-"""The owner's side of leases: pages that a computed prompt offers to other workers, until they are pulled.
+"""The leases of an engine: pages of computed prompts that are offered to other workers until they are pulled.
 
-The rules of leases are `kv_transfer.owner`; this file gives them pages and carries their words to the front.
-Handles name pages of the pool; how their bytes reach another worker is not its business.
+Connects the state machine of `kv_transfer.owner` with the page pool and the front. How the bytes reach
+another worker is the backends' task.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from kv_transfer.owner import LeaseOwner, LeaseUpdate, PageOffer
 
 @dataclass(frozen=True)
 class _LeasedPages:
-    whose: str  # generation id
+    generation: str  # its id
     group: KvKind
     pages: frozenset[int]
 
 
 @dataclass
 class LeaseTable:
-    """The pages that this engine offers, each of `page_size` rows. `layouts`: by group, what they mean.
+    """The leased pages of an engine, each of `page_size` rows. `layouts`: hashes of the page layouts, by
+    group.
 
-    Pages have the same numbers on all of its `ranks`. `board`: where pullers of this host see the leases.
+    Pages have the same numbers on all `ranks`. `board`: shows the leases to pullers of this host.
     """
 
     owner: LeaseOwner
@@ -55,9 +56,9 @@ class LeaseTable:
     def offer(
         self, generation: Generation, pages: list[int], ends: list[int] | None = None
     ) -> tuple[KvHandle, ...]:
-        """Lease the pages of a prompt that starts now: its target KV, and draft KV if asked for.
+        """Leases the pages of a prompt that starts now: target KV, and draft KV if requested.
 
-        `pages`: of all its rows; `ends`: of layers with windows, whose last pages alone count.
+        `pages`: of all rows; `ends`: the last pages of layers with windows.
         """
         rows = len(generation.request.prompt_ids)
         whole = pages[: pages_for(rows, self.page_size)]
@@ -80,61 +81,64 @@ class LeaseTable:
         return handle
 
     def is_offered(self, generation: Generation) -> bool:
-        """True if the pages of its prompt are leased."""
+        """True if the pages of the generation's prompt are leased."""
         return generation.id in self._handles
 
     def pages(self) -> frozenset[int]:
-        """All pages that are under some lease now."""
+        """All leased pages."""
         return frozenset().union(*(leased.pages for leased in self._leased.values()))
 
     def covers(self, handle_id: int, group: KvKind, pages: Iterable[int]) -> bool:
-        """True if these pages of a group are under the lease of this handle now."""
+        """True if these pages of a group are leased by this handle."""
         leased = self._leased.get(handle_id)
         return leased is not None and leased.group == group and leased.pages.issuperset(pages)
 
     def filled(self, generation: Generation, rows: int) -> None:
-        """The first `rows` rows are past their device event: pullers may read them."""
+        """Marks the first `rows` rows as readable: the device has written them."""
         for handle in self._handles.get(generation.id, []):
             self.owner.filled(handle.id, min(rows, handle.tokens), time.monotonic())
 
     def finished(self, generation: Generation, first: tuple[FirstToken, ...], feature: bytes) -> None:
-        """Marks all rows as filled; also takes the first tokens of the prompt."""
+        """Marks all rows as readable, and adds the prompt's first tokens and last feature."""
         for handle in self._handles.pop(generation.id, []):
             self.owner.finished(handle.id, first, feature, time.monotonic())
 
     def withdraw(self, generation: Generation, error: EyasError | None = None) -> None:
-        """The prompt failed with `error` before it was done, which its pullers hear; None: was cancelled."""
+        """Ends the leases of an unfinished prompt with `error`, which its pullers receive; None:
+        cancelled.
+        """
         for handle in self._handles.pop(generation.id, []):
             self.owner.withdraw(handle.id, time.monotonic(), error)
 
     def withdraw_all(self, error: EyasError) -> None:
-        """Ends every lease with `error`, which its puller hears."""
+        """Ends every lease with `error`, which its puller receives."""
         for handle_id in list(self._leased):
             self.owner.withdraw(handle_id, time.monotonic(), error)
 
     def abandon(self, id: str) -> None:
-        """The caller left when the prompt was done already: perhaps no puller was told of its handles."""
-        for handle_id in [handle_id for handle_id, leased in self._leased.items() if leased.whose == id]:
+        """Ends the leases of generation `id`, whose caller has left: perhaps no puller received the
+        handles.
+        """
+        handle_ids = [handle_id for handle_id, leased in self._leased.items() if leased.generation == id]
+        for handle_id in handle_ids:
             self.owner.withdraw(handle_id, time.monotonic())
 
     def watch_opened(self, command: WatchOpened) -> None:
-        """A puller has begun to watch a handle."""
+        """Opens a puller's Watch of a handle."""
         self.owner.watch_opened(command.watch, command.handle, command.attempt, time.monotonic())
 
     def watch_closed(self, command: WatchClosed) -> None:
-        """A puller has stopped watching."""
+        """Closes a puller's Watch."""
         self.owner.watch_closed(command.watch, time.monotonic())
 
     def release(self, command: ReleaseLease) -> None:
-        """A puller needs the pages no longer; an answer, if one is due, says whether its read was valid."""
+        """Ends a lease for its puller; the answer, if requested, says whether what it read is valid."""
         valid = self.owner.release(command.handle, command.epoch, command.attempt, time.monotonic())
         if command.call:
             self.outbox.add(LeaseReleased(command.call, valid))
 
     def poll(self, now: float) -> None:
-        """Runs once a loop: expires leases, notifies the watchers, frees pages that no puller may read any
-        more.
-        """
+        """Expires leases, sends Watch updates and frees pages of ended leases; called once per iteration."""
         self.owner.sweep(now)
         updates, freed = self.owner.take()
         self.outbox.add(*(_message(update) for update in updates))

@@ -1,9 +1,10 @@
-"""Page accounting: which pages of a pool are free, and how many owners each used page has.
+"""Page accounting: the free list of a pool, and the number of owners of each page.
 
-A page that is kept outlives its owners: without any it is idle, neither used nor free, until it is forgotten.
-A page that loses its last owner while a step is in flight, which may still write it, is in limbo until that
-has landed: free for the steps after it, which run after it, but not for a copy, which nothing orders after a
-step. What the device copies from page to page between two steps is a part of the second one.
+A page that the prefix cache keeps outlives its owners: without an owner it is idle, neither used nor free,
+until `forget`. A page that loses its last owner while a step is in flight, which may still write it, is in
+limbo until that step has landed: later steps may use it, since they run after that step, but copies may not,
+since nothing orders a copy behind a step. Page copies on the device between two steps count as part of the
+second step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Protocol
 
 
 class PageOwners(Protocol):
-    """The interface for owners of pages that others have taken."""
+    """The interface for further owners of pages that are in use."""
 
     def share(self, pages: Iterable[int]) -> None:
         """Adds an owner to each page."""
@@ -26,10 +27,8 @@ class PageOwners(Protocol):
 class PagePool:
     """A free list and an owner count per page. Each `take` and each `share` of a page needs one `drop`.
 
-    Its pages are numbered from `first` on.
-
-    `used`: the number of pages with an owner. `on_idle` is called for each kept page that loses its last
-    owner. Misuse raises AssertionError.
+    Pages are numbered from `first` on. `used`: the number of pages with an owner. `on_idle` is called with
+    each kept page that loses its last owner. Misuse raises AssertionError.
     """
 
     def __init__(self, num_pages: int, first: int = 0) -> None:
@@ -37,9 +36,9 @@ class PagePool:
         beyond = first + num_pages
         self._settled = list(range(beyond - 1, first - 1, -1))
         self._limbo: deque[int] = deque()  # in the order in which they were freed
-        self._until = [0] * beyond  # how many steps must have landed before no step writes the page
-        self._launched = self._landed = 0  # steps, ever
-        self.copying = False  # does the device copy pages, and no step follows yet?
+        self._until = [0] * beyond  # per page: after this many landed steps no step writes it
+        self._launched = self._landed = 0  # running totals of steps
+        self.copying = False  # the device copies pages, and no step was launched since
         self._refs = [0] * beyond
         self._cached = bytearray(beyond)
         self.used = 0
@@ -47,25 +46,25 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """The number of pages without an owner, kept ones too."""
+        """The number of free pages, including those in limbo."""
         return len(self._settled) + len(self._limbo)
 
     @property
     def settled(self) -> int:
-        """Free pages that no step in flight writes; all of them while none is in flight."""
+        """The number of free pages that no step in flight may write."""
         return len(self._settled)
 
     def copied(self) -> None:
-        """The device copies a page that is owned to another one, after the steps in flight."""
+        """Records that the device copies an owned page to another one, behind the steps in flight."""
         self.copying = True
 
     def launched(self) -> None:
-        """A step that may write any page that is owned now is in flight."""
+        """Records the launch of a step, which may write any page that is owned now."""
         self._launched += 1
         self.copying = False
 
     def landed(self) -> None:
-        """The oldest step in flight writes no more."""
+        """Records that the oldest step in flight has landed."""
         self._landed += 1
         while self._limbo and self._until[self._limbo[0]] <= self._landed:
             self._settled.append(self._limbo.popleft())
@@ -73,12 +72,12 @@ class PagePool:
     def take(self, count: int, *, settled: bool = False) -> list[int]:
         """Takes `count` pages with one owner each. The caller has checked `free`.
 
-        `settled`: a copy will write them, so they must not be in limbo; the caller has checked `settled`.
-        Others get what is in limbo first.
+        `settled`: for pages that a copy will write, which must not be in limbo; the caller has checked
+        `settled`. Otherwise pages in limbo are taken first.
         """
-        there = self.settled if settled else self.free
-        if count > there:
-            raise AssertionError(f"{count} pages asked for, {there} free")
+        available = self.settled if settled else self.free
+        if count > available:
+            raise AssertionError(f"{count} pages requested, {available} free")
         unsettled = 0 if settled else min(count, len(self._limbo))
         pages = [self._limbo.pop() for _ in range(unsettled)]
         pages += [self._settled.pop() for _ in range(count - unsettled)]
@@ -97,7 +96,7 @@ class PagePool:
             self._refs[page] += 1
 
     def drop(self, pages: Iterable[int]) -> None:
-        """Removes an owner of each page. A page without owners is free, or idle if it is kept."""
+        """Removes an owner of each page. A page without owners is free, or idle if the cache keeps it."""
         for page in pages:
             if not self._refs[page]:
                 raise AssertionError(f"page {page} has no owner to drop it")
@@ -112,13 +111,13 @@ class PagePool:
                 self._release(page)
 
     def keep(self, page: int) -> None:
-        """Lets a used page outlive its owners, with its content."""
+        """Keeps a used page, with its content, beyond its last owner."""
         if not self._refs[page] or self._cached[page]:
             raise AssertionError(f"page {page} has no owner, or is kept already")
         self._cached[page] = True
 
     def forget(self, page: int) -> None:
-        """Frees a kept page, at once if it is idle, else with its last owner."""
+        """Stops keeping a page: it is freed now if it is idle, else with its last owner."""
         if not self._cached[page]:
             raise AssertionError(f"page {page} is not kept")
         self._cached[page] = False
@@ -126,7 +125,7 @@ class PagePool:
             self._release(page)
 
     def is_kept(self, page: int) -> bool:
-        """True if the page outlives its owners."""
+        """True if the page is kept beyond its last owner."""
         return bool(self._cached[page])
 
     def owners(self, page: int) -> int:

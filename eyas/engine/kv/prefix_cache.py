@@ -1,14 +1,14 @@
-"""The prefix cache: a tree whose edges are whole pages of tokens. The page idle for longest is evicted first.
+"""The prefix cache: a radix tree whose edges are whole pages of tokens, evicted in LRU order.
 
-Where draft KV lives in the same pages, draft row i depends on feature i *and token i + 1*. So the key of a
-page is then its own tokens and the token after them (`lookahead` 1). The pool keeps each page of the tree for
-the cache; sequences whose prompt matches become owners of its pages.
+If draft KV is stored in the same pages, draft row i depends on feature i *and token i + 1*. The key of a page
+is then its own tokens and the token after them (`lookahead` 1). The pool keeps each page of the tree for the
+cache; a sequence whose prompt matches becomes an owner of the matched pages.
 
-A text with a salt has a root of its own: it shares no page with the same text under another salt, or none.
+Each salt has its own root: texts with different salts, or with and without one, share no pages.
 
-Where groups of layers have pages of their own, each edge has one of every group. Those of a windowed group
-may go before the others: a prefix can be used as long as the pages in the window before its end are there.
-Where layers have states, one can be used if the state at its end is there.
+If groups of layers have separate pages, each edge has one page per group. Pages of groups with a window may
+be evicted before the others: a prefix is usable while the pages of the window before its end are cached. If
+layers have recurrent states, a prefix is usable if the state at its end is cached.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from eyas.engine.kv.states import NO_STATE, StateSlots
 
 
 class CacheNode:
-    """A page of the tree, and what stands in it. A page that leaves and comes again has another node.
+    """A node of the tree: one page of tokens. A page that is evicted and cached again gets a new node.
 
-    `page`: of the first group of layers; `others`: of the further ones; -1: it has left. `state`: the slot of
-    the state behind the page, or NO_STATE.
+    `page`: the page of the first group of layers; `others`: of the further groups; -1 if evicted. `state`:
+    the slot of the recurrent state behind the page, or NO_STATE.
     """
 
     __slots__ = ("_name", "children", "key", "others", "page", "parent", "state")
@@ -44,17 +44,17 @@ class CacheNode:
 
     @classmethod
     def root(cls, salt: bytes) -> CacheNode:
-        """Stands before the first pages of texts with this salt, and is named by it."""
+        """The root of all texts with this salt, which is its name."""
         root = cls(None, (), -1, [])
         root._name = salt
         return root
 
     @property
     def name(self) -> bytes:
-        """A digest of all tokens from the root to the page's key, and of the salt; the salt for a root."""
-        return self._name or self._made_name()
+        """A digest of the salt and of all tokens up to the end of the page's key; for a root, the salt."""
+        return self._name or self._compute_name()
 
-    def _made_name(self) -> bytes:
+    def _compute_name(self) -> bytes:
         unnamed, node = [], self
         while not node._name and node.parent is not None:
             unnamed.append(node)
@@ -66,8 +66,8 @@ class CacheNode:
 
 
 class PrefixCache:
-    """Finds, keeps and evicts pages by the tokens that made them. `groups`: of layers. `states`: of the
-    layers that have states instead of pages; None: there are none.
+    """Finds, keeps and evicts pages by their tokens. `groups`: the groups of layers with separate pages.
+    `states`: the state slots of layers with recurrent states; None for models without such layers.
     """
 
     def __init__(
@@ -85,15 +85,15 @@ class PrefixCache:
         self._windowed = [(place, group) for place, group in enumerate(groups) if group.windowed]
         self.shape = PageShape(page_size, lookahead)
         self.lookahead = lookahead
-        self._changes: dict[CacheNode, bool] = {}  # since they were last told: whether the page came
+        self._changes: dict[CacheNode, bool] = {}  # to report: True: cached, False: evicted
         self._roots: dict[bytes, CacheNode] = {}  # by salt, while there are pages below
         self._nodes: dict[int, CacheNode] = {}  # by page
         # Every idle leaf, and some other pages; the next one to evict is first.
         self._idle: OrderedDict[int, None] = OrderedDict()
-        self.turnover = 0  # pages that fell idle or were evicted, ever
-        self.arrivals = 0  # pages that came to the end of the order of eviction, ever
-        self.spared: set[CacheNode] = set()  # on their way to the host: only what runs may evict them
-        pool.on_idle = self._fell_idle
+        self.turnover = 0  # running total of pages that became idle or were evicted
+        self.arrivals = 0  # running total of pages that moved to the end of the LRU order
+        self.spared: set[CacheNode] = set()  # being copied to the host: `evict(spare=True)` skips them
+        pool.on_idle = self._page_idle
 
     @property
     def cached_pages(self) -> int:
@@ -107,11 +107,11 @@ class PrefixCache:
     def matches(
         self, tokens: Sequence[int], salt: bytes = b"", *, windows: bool = True
     ) -> tuple[list[int], ...]:
-        """The pages of the longest cached prefix for each group of layers, by position, -1 for one behind the
-        window; see `match`.
+        """The pages of the longest usable prefix for each group of layers, by position; -1 for pages that the
+        window has passed. See `match`.
 
-        `windows`: False: of the groups without one alone, whose prefix may be longer; of others all are -1,
-        and no state is needed.
+        `windows` False: the longest prefix of the groups without windows, which may be longer; pages of the
+        other groups are all -1, and no state is needed.
         """
         nodes = self._prefix(tokens, salt, windows=windows)
         pages = [node.page for node in nodes]
@@ -127,12 +127,12 @@ class PrefixCache:
         return tuple(found)
 
     def reach(self, tokens: Sequence[int], salt: bytes = b"") -> int:
-        """The number of pages that `match` would give; nothing changes."""
+        """The number of pages that `match` would return; changes nothing."""
         return len(self._prefix(tokens, salt))
 
     def whole_rows(self, tokens: Sequence[int], pages: Sequence[int], salt: bytes = b"") -> int:
-        """The rows of these tokens whose pages are cached, with a state or without one. `pages`: of a
-        sequence with these tokens, from the first on.
+        """The number of rows of these tokens whose pages are cached, whether or not a state is. `pages`:
+        those of a sequence with these tokens.
         """
         return self._reached(tokens, len(tokens) - 1, pages, salt)[1] * self.shape.size
 
@@ -156,8 +156,8 @@ class PrefixCache:
         return nodes if not self.groups[0].windowed else []
 
     def _usable(self, nodes: Sequence[CacheNode]) -> int:
-        """The longest prefix of these whose windows before its end are there."""
-        longest, gaps = 0, [0] * len(self.groups)  # behind the last position without a page
+        """The length of the longest prefix of these nodes whose windows before its end are cached."""
+        longest, gaps = 0, [0] * len(self.groups)  # per group: the position after the last missing page
         for count, node in enumerate(nodes, 1):
             usable = True
             for place, group in self._windowed:
@@ -168,14 +168,14 @@ class PrefixCache:
         return longest
 
     def state_behind(self, pages: Sequence[int]) -> int:
-        """The slot of the state at the end of `pages`, a match; NO_STATE: they are none."""
+        """The slot of the state at the end of `pages`, the pages of a match; NO_STATE if there are none."""
         return self._nodes[pages[-1]].state if pages else NO_STATE
 
     def at(
         self, tokens: Sequence[int], rows: int, pages: Sequence[int], salt: bytes = b""
     ) -> CacheNode | None:
-        """The node behind `rows` rows of these tokens; None: they are no whole pages, or not cached. `pages`:
-        of a sequence with these tokens, from the first on.
+        """The node of the last of `rows` rows of these tokens; None unless these are whole, cached pages.
+        `pages`: those of a sequence with these tokens.
         """
         count, rest = divmod(rows, self.shape.size)
         node, known = self._reached(tokens, rows, pages, salt)
@@ -184,7 +184,7 @@ class PrefixCache:
     def _reached(
         self, tokens: Sequence[int], rows: int, pages: Sequence[int], salt: bytes
     ) -> tuple[CacheNode, int]:
-        """The last cached node of the first `rows` rows, and how many pages it is behind. `pages`: as of
+        """The deepest cached node within the first `rows` rows, and its depth in pages. `pages`: as of
         `at`.
         """
         node, known = self._behind(pages[: rows // self.shape.size], salt)
@@ -195,8 +195,8 @@ class PrefixCache:
         return node, known
 
     def _behind(self, pages: Sequence[int], salt: bytes) -> tuple[CacheNode, int]:
-        """The deepest node that one of a sequence's pages is of, and how many pages it is behind: what lies
-        before it needs no look at its tokens.
+        """The deepest node that has one of a sequence's pages, and its depth: the tokens before it need not
+        be compared.
         """
         for count in range(len(pages), 0, -1):
             if (node := self._nodes.get(pages[count - 1])) is not None:
@@ -211,17 +211,17 @@ class PrefixCache:
         others: Sequence[Sequence[int]] = (),
         salt: bytes = b"",
     ) -> None:
-        """Caches the pages whose rows all lie below `rows`. A prefix that is cached keeps its own pages.
+        """Caches the pages whose rows all lie below `rows`. A prefix that is already cached keeps its pages.
 
-        `others`: those of further groups of layers; -1 in any of them: there is none.
+        `others`: the pages of further groups of layers; -1 for a missing page.
         """
         node, known = self._root(salt), 0
         if not self._windowed and not others:
             node, known = self._behind(pages[: rows // self.shape.size], salt)
             self._refresh_to(node)
-        beside = zip(*others, strict=True) if others else itertools.repeat(())
+        further = zip(*others, strict=True) if others else itertools.repeat(())
         own = itertools.islice(pages, known, None)
-        for page, more, key in zip(own, beside, self._keys(tokens, rows, known), strict=False):
+        for page, more, key in zip(own, further, self._keys(tokens, rows, known), strict=False):
             child = node.children.get(key)
             if child is None:
                 child = CacheNode(node, key, page, [*more])
@@ -229,10 +229,10 @@ class PrefixCache:
                     self._roots[salt] = node
                 node.children[key] = child
                 self._changes[child] = True
-                for each in (page, *more):
-                    self._take_in(child, each)
+                for cached in (page, *more):
+                    self._keep(child, cached)
             elif more or child.page != page:
-                self._join(child, page, more)
+                self._fill_gaps(child, page, more)
             elif page in self._idle:
                 self._refresh(page)
             node = child
@@ -240,7 +240,7 @@ class PrefixCache:
             self._prune(node)
 
     def _refresh_to(self, node: CacheNode) -> None:
-        """Refreshes a path, as if the way to a node were used again."""
+        """Marks the path to a node as recently used."""
         pages = []
         while node.parent is not None:
             pages.append(node.page)
@@ -249,35 +249,34 @@ class PrefixCache:
             if page in self._idle:
                 self._refresh(page)
 
-    def _take_in(self, node: CacheNode, page: int) -> None:
+    def _keep(self, node: CacheNode, page: int) -> None:
         if page >= 0:
             self._nodes[page] = node
             self._pool.keep(page)
 
-    def _join(self, node: CacheNode, page: int, others: Sequence[int]) -> None:
-        """Takes in the pages of another sequence with the same prefix, where the node has none any more."""
-        for place, (here, there) in enumerate(zip((node.page, *node.others), (page, *others), strict=True)):
-            if here in self._idle:
-                self._refresh(here)
-            elif here < 0 <= there:
+    def _fill_gaps(self, node: CacheNode, page: int, others: Sequence[int]) -> None:
+        """Replaces evicted pages of a node by those of another sequence with the same prefix."""
+        for place, (own, new) in enumerate(zip((node.page, *node.others), (page, *others), strict=True)):
+            if own in self._idle:
+                self._refresh(own)
+            elif own < 0 <= new:
                 if place:
-                    node.others[place - 1] = there
+                    node.others[place - 1] = new
                 else:
-                    node.page = there
-                self._take_in(node, there)
+                    node.page = new
+                self._keep(node, new)
 
     def _refresh(self, page: int) -> None:
-        """An idle page is the last one to be evicted again."""
+        """Moves an idle page to the end of the LRU order."""
         self._idle.move_to_end(page)
         self.arrivals += 1
 
     def evict(self, count: int, *, spare: bool = False) -> int:
-        """Frees idle pages until `count` are freed, those idle for longest first; returns how many it freed.
+        """Frees up to `count` idle pages in LRU order; returns the number of freed pages.
 
-        `spare`: none of the spared ones.
-
-        A page that is used again, or has pages below it, leaves the list and returns when that changes. So
-        the work is proportional to the pages freed and used, not to the size of the cache.
+        `spare`: skip the pages in `spared`. A page that is used again, or has children, leaves the LRU list
+        and returns when that changes, so the work is proportional to the pages freed and used, not to the
+        cache.
         """
         freed, left = 0, list[int]()
         while freed < count and self._idle:
@@ -301,30 +300,31 @@ class PrefixCache:
         """Removes every prefix that begins with the first page of these tokens, in use or not."""
         first, root = next(iter(self._keys(tokens, len(tokens))), None), self._root(salt)
         branch = [root.children[first]] if first in root.children else []
-        for node in branch:  # which grows meanwhile
+        for node in branch:  # `branch` grows in the loop
             branch += node.children.values()
         for node in reversed(branch):
             self._remove(node)
 
     def next_out(self, count: int) -> list[CacheNode]:
-        """The first `count` pages that `evict` looks at, in its order, without those in use."""
+        """The nodes of the first `count` pages in LRU order, without those in use."""
         first = islice(self._idle, count)
         return [self._nodes[page] for page in first if not self._pool.owners(page)]
 
     def last_in(self, count: int) -> list[CacheNode]:
-        """The `count` pages that fell idle last, the first of them first, without those in use."""
+        """The nodes of the last `count` pages in LRU order, without those in use."""
         last = list(islice(reversed(self._idle), count))
         return [self._nodes[page] for page in reversed(last) if not self._pool.owners(page)]
 
     @property
-    def untold(self) -> bool:
-        """True if `news` has something."""
+    def changed(self) -> bool:
+        """True if `take_changes` has something to report."""
         return bool(self._changes)
 
-    def news(self, most: int) -> tuple[bytes, bytes]:
-        """(packed short names of pages that came, of pages that left) since they were last asked for.
+    def take_changes(self, most: int) -> tuple[bytes, bytes]:
+        """(packed short names of newly cached pages, of evicted pages) since the last call.
 
-        At most `most` pages, the oldest changes first. A page that came and left in between is not named.
+        At most `most` pages, the oldest changes first. A page that was cached and evicted between two calls
+        is not reported.
         """
         names: dict[bool, list[bytes]] = {True: [], False: []}
         for node in list(islice(self._changes, most)):
@@ -332,18 +332,18 @@ class PrefixCache:
         return b"".join(names[True]), b"".join(names[False])
 
     def origins(self, most: int) -> tuple[bytes, bytes, bytes]:
-        """The context of the pages that `news` gives next: (packed short names of the pages before them,
-        zeros where there is none; their own tokens, packed; the first bytes of the salts of first pages, as
-        long as a short name, zeros elsewhere).
+        """The context of the cached pages that `take_changes` reports next: (packed short names of their
+        parent pages, zeros for first pages; their own tokens, packed; for first pages the beginning of the
+        salt, as long as a short name, zeros for others).
         """
-        came = [node for node, here in islice(self._changes.items(), most) if here]
+        added = [node for node, cached in islice(self._changes.items(), most) if cached]
         before, salts = [], []
-        for node in came:
-            assert node.parent is not None  # roots do not come
+        for node in added:
+            assert node.parent is not None  # roots are not reported
             name, is_first = node.parent.name[:SHORT_BYTES].ljust(SHORT_BYTES, b"\0"), not node.parent.parent
             before.append(bytes(SHORT_BYTES) if is_first else name)
             salts.append(name if is_first else bytes(SHORT_BYTES))
-        tokens = (packed(node.key[: self.shape.size]) for node in came)
+        tokens = (packed(node.key[: self.shape.size]) for node in added)
         return b"".join(before), b"".join(tokens), b"".join(salts)
 
     def holds(self, node: CacheNode) -> bool:
@@ -358,7 +358,9 @@ class PrefixCache:
             yield name
 
     def _remove(self, leaf: CacheNode) -> int:
-        """Removes a leaf; returns how many of its pages are free now. One in use goes with its last owner."""
+        """Removes a leaf; returns the number of its pages that are free now. A used page is freed with its
+        last owner.
+        """
         parent = leaf.parent
         assert parent is not None  # the root is never idle
         del parent.children[leaf.key]
@@ -371,7 +373,7 @@ class PrefixCache:
             if page >= 0:
                 self._idle.pop(page, None)
                 freed += not self._pool.owners(page)
-                self._leave(page)
+                self._drop_page(page)
         if parent.parent is None and not parent.children:
             del self._roots[parent.name]
         bare = parent.parent is not None and not parent.children and parent.page >= 0
@@ -381,15 +383,15 @@ class PrefixCache:
         return freed
 
     def _detach(self, node: CacheNode, page: int) -> None:
-        """Frees a page of a windowed group. Its node stays while it has another page, or a child."""
+        """Frees a page of a windowed group. Its node stays while it has another page or a child."""
         if page == node.page:
             node.page = -1
         else:
             node.others[node.others.index(page)] = -1
-        self._leave(page)
+        self._drop_page(page)
         self._prune(node)
 
-    def _leave(self, page: int) -> None:
+    def _drop_page(self, page: int) -> None:
         del self._nodes[page]
         self._pool.forget(page)
         self.turnover += 1
@@ -402,10 +404,10 @@ class PrefixCache:
             node = parent
 
     def _root(self, salt: bytes) -> CacheNode:
-        """Kept with the first page below it."""
+        """The root of a salt; it is stored when its first page is cached."""
         return self._roots.get(salt) or CacheNode.root(salt)
 
-    def _fell_idle(self, page: int) -> None:
+    def _page_idle(self, page: int) -> None:
         self._idle[page] = None
         self._idle.move_to_end(page)
         self.turnover += 1

@@ -1,7 +1,7 @@
-"""Measures the way from an owner's pages to ours: copies of its proof page, into pages that nothing needs.
+"""Measures the link to a peer's pages by copies of its proof page into spare pages of ours.
 
-A probe takes the way that requests' pages take, and proves one where none is known yet, as the next pull
-would. What does not end in time is given up; the pages come back when the last copy into them has stopped.
+A probe uses the route of requests' pages, and proves one if none is known, as a pull would. It fails if it
+does not end in time; its pages are returned when the last copy into them has stopped.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from kv_transfer.layout import PROBE_WINDOWS, window_pages
 from kv_transfer.peers import KvPeers, PeerPages, PeerRoutes
 
 SINGLES = 5  # copies of one page
-BATCH_S = 0.1  # a copy of many pages has no more than should come in this time
-BATCHES = 16  # of those
-MEASURE_S = 0.5  # no copy begins later than this after the first one has come
-LIMIT_S = 5.0  # to prove a way, which may have to be set up, and to measure it
-_POOL_PART = 8  # a probe takes no larger part of the pool than one such
+BATCH_S = 0.1  # the expected time of a copy of many pages, which sets their number
+BATCHES = 16  # copies of many pages
+MEASURE_S = 0.5  # no copy begins later than this after the end of the first one
+LIMIT_S = 5.0  # for the whole probe, including the setup of a route
+_POOL_PART = 8  # a probe takes at most 1 / _POOL_PART of the pool
 
 
 @dataclass
 class _RunningProbe:
-    """One at work. `pages` are its own until `over`; one copy runs at a time."""
+    """A running probe, which owns `pages` until `over`. One copy runs at a time."""
 
     call: int
     theirs: PeerPages
@@ -43,18 +43,18 @@ class _RunningProbe:
     pages: list[int]
     began: float
     path: str = ""
-    first: float | None = None  # when the first copy had come
+    first: float | None = None  # when the first copy ended
     singles: list[float] = field(default_factory=list)  # seconds
     bytes: int = 0  # of copies of many pages
     seconds: float = 0.0
-    most: int = 1  # pages of a copy that should come within BATCH_S
+    most: int = 1  # pages that a copy should move within BATCH_S
     error: EyasError | None = None
     over: bool = False
     reported: bool = False
     copies: int = 0
 
     def next(self, now: float) -> None:
-        """Begin the next copy, or be over."""
+        """Begins the next copy, or ends the probe."""
         overdue = self.first is not None and now > self.first + MEASURE_S
         if self.error is not None or overdue or self.copies == SINGLES + BATCHES:
             self.over = True
@@ -66,7 +66,7 @@ class _RunningProbe:
         self.take(self.approach.copy(copy), now)
 
     def take(self, stopped: list[CopyResult], now: float) -> None:
-        """Takes the result of the copy; nothing happens while it runs, or its way is being proven."""
+        """Handles the results of the copy, if it has ended, and begins the next."""
         for result in stopped:
             if result.error is not None:
                 self.error = self.error or result.error
@@ -82,7 +82,7 @@ class _RunningProbe:
             self.next(now)
 
     def sweep(self, now: float) -> None:
-        """Keep the deadline."""
+        """Enforces the deadline."""
         if self.error is None and now > self.began + LIMIT_S:
             self.error = TransferFailed(f"its copies have not ended within {LIMIT_S:g} s")
             self.approach.stop()
@@ -101,13 +101,13 @@ class _RunningProbe:
         )
 
     def _count(self) -> int:
-        """Pages of the next copy: all, unless the way is slow."""
+        """The number of pages of the next copy."""
         return 1 if len(self.singles) < SINGLES else self.most
 
 
 @dataclass
 class LinkProber:
-    """The probes of one group of pages, one at a time. `pulled`: what pulls have moved, by owner."""
+    """Runs the probes of one group of pages, one at a time. `pulled`: bytes moved by pulls, by owner."""
 
     copier: PageCopier
     routes: PeerRoutes
@@ -122,7 +122,7 @@ class LinkProber:
         return self._probe is not None
 
     def begin(self, command: ProbeLink, pool: PagePool, cache: PrefixCache | None, now: float) -> None:
-        """One `LinkProbed` follows. Pages are taken from `pool`, which may cost `cache` its oldest ones."""
+        """Begins a probe; one `LinkProbed` follows. May evict pages of `cache` to get pages of `pool`."""
         peer = self.peers.meet(command.worker, command.group, command.pool)
         theirs = peer.pages(command.group, command.rank)
         most = PROBE_WINDOWS * window_pages(command.pool.geometry.page_bytes)
@@ -137,19 +137,19 @@ class LinkProber:
         self._settle()
 
     def copied(self, result: CopyResult, now: float) -> None:
-        """A copy of the probe has stopped, well or not."""
+        """Handles a stopped copy of the probe."""
         assert self._probe is not None, "a probe is not over while a copy of it runs"
         self._probe.take(self._probe.approach.stopped(result), now)
         self._settle()
 
     def poll(self, now: float) -> None:
-        """Runs once a loop: ends probes at their deadlines."""
+        """Ends a probe at its deadline; called once per iteration."""
         if self._probe is not None:
             self._probe.sweep(now)
             self._settle()
 
     def _settle(self) -> None:
-        """Tell what came out once that is decided; give the pages back once no copy runs."""
+        """Reports the result once it is decided; returns the pages once no copy runs."""
         probe = self._probe
         assert probe is not None
         if (probe.over or probe.error is not None) and not probe.reported:
@@ -161,7 +161,7 @@ class LinkProber:
             self._probe = None
 
     def refuse(self, command: ProbeLink, error: EyasError) -> None:
-        """One `LinkProbed` follows, with `error` as the link's problem."""
+        """Answers a probe with `error` as the link's problem."""
         self.outbox.add(LinkProbed(command.call, PageLink(command.rank, problem=error.message)))
 
 

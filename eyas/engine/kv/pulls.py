@@ -1,8 +1,7 @@
-"""Puller-side glue: gives pull machines pages, copies and a voice, one after the other.
+"""Runs pulls: provides the state machines of `kv_transfer.puller` with pages, copies and messages.
 
-The rules are `kv_transfer.puller`; bytes are moved by a `PageCopier`, on a route that a first copy has
-proven. Who wants the pages, what for, and whose turn it is, is the business of the `PullDestination`. Used by
-decode engines (target KV) and draft engines (draft KV).
+A `PageCopier` moves the bytes by a route that a first copy has proven. The `PullDestination` decides which
+pull gets pages next, and uses the pages. Used by decode engines (target KV) and draft engines (draft KV).
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ PULL_REPORTS: tuple[type, ...] = get_args(PullReport)
 
 @dataclass(frozen=True)
 class PullArrival:
-    """The rows of `handle` are in `pages`, validated; the receiver owns the pages now."""
+    """A successful pull: the rows of `handle` are in `pages`, validated; the receiver owns the pages."""
 
     handle: KvHandle
     pages: list[int]
@@ -68,32 +67,32 @@ class PullArrival:
 
 
 class PullDestination(Protocol):
-    """The owner of pulls. `owner` is whatever `PullManager.open` was given."""
+    """Receives pulled pages. `owner` is the object that was passed to `PullManager.open`."""
 
     def first(self, owners: list[Hashable]) -> Hashable:
-        """The owner, of these in order of arrival, that is lent pages before the others."""
+        """The owner that is lent pages first; `owners` are in order of arrival."""
         ...
 
     def lend(self, owner: Hashable, handle: KvHandle) -> tuple[list[int], int] | None:
-        """Pages for all rows of `handle`, and how many of the first are already filled; None: not now."""
-        ...
-
-    def refused(self, owner: Hashable, handle: KvHandle, now: float) -> None:
-        """Handles an owner that was lent no pages and is still first: this may cancel its pull, or another
-        one that waits.
+        """Lends pages for all rows of `handle`; returns them and the number of leading pages that are already
+        filled, or None if there are too few.
         """
         ...
 
+    def refused(self, owner: Hashable, handle: KvHandle, now: float) -> None:
+        """Called for the first owner if it was lent no pages; may cancel its pull, or another one."""
+        ...
+
     def arrived(self, owner: Hashable, arrival: PullArrival) -> None:
-        """The pull has succeeded: `owner` has the pages of `arrival` from now on."""
+        """Called when the pull has succeeded: `owner` owns the pages of `arrival` now."""
         ...
 
     def lost(self, owner: Hashable, error: EyasError) -> None:
-        """The pull has failed. Pages that it was lent come back by `pages_free`."""
+        """Called when the pull has failed. Pages lent to it are returned by `pages_free`."""
         ...
 
     def pages_free(self, pages: list[int]) -> None:
-        """Takes back pages of a failed pull: no copy writes to them any more."""
+        """Receives the pages of a failed pull: no copy writes to them any more."""
         ...
 
 
@@ -105,17 +104,17 @@ class _RunningPull:
     handle: KvHandle
     attempt: int
     pages: list[int] = field(default_factory=list)
-    approaches: dict[int, RouteTrial] = field(default_factory=dict)  # by its rank, since the owner was met
-    peer: KvPeer | None = None  # the owner, since it was met
+    approaches: dict[int, RouteTrial] = field(default_factory=dict)  # by the owner's rank
+    peer: KvPeer | None = None  # the owner's record, once its pages are described
 
 
 @dataclass
 class PullManager:
-    """All pulls of one group of pages. `wire` takes what the front tells of copies that it makes.
+    """All pulls of one group of pages. `wire` receives the front's reports of copies that it makes.
 
-    `numbers`: of its pulls; no two pulls that are told to one outbox may have the same. `peers`: the owners,
-    as far as they are known; those whose leases can be seen are not asked for their verdict. `groups`: of
-    layers, each of which has pages of its own; `state_pages`: of a sequence's state.
+    `numbers`: pull numbers, unique per outbox. `peers`: the records of owners; if an owner's lease board is
+    visible, the verdict is read from it. `groups`: of layers with separate pages; `state_pages`: pages of a
+    sequence's state.
     """
 
     copier: PageCopier
@@ -150,20 +149,20 @@ class PullManager:
         return self.owners(PullState.WAITING)
 
     def whole(self) -> list[tuple[Any, tuple[FirstToken, ...]]]:
-        """Owners of the pulls that wait for nothing but pages, and the first tokens of their prompts, in
-        order of arrival.
+        """Owners of the pulls that wait for pages only, with the first tokens of their prompts, in order of
+        arrival.
         """
         waiting = (a for a in self._active.values() if a.pull.state is PullState.WAITING)
         return [(a.owner, a.pull.whole) for a in waiting if a.pull.whole is not None]
 
     def coming(self) -> list[Any]:
-        """Owners of the pulls that were given pages."""
+        """Owners of the pulls that have pages."""
         return self.owners(PullState.PULLING, PullState.VALIDATING)
 
     def open(self, owner: Hashable, handle: KvHandle, attempt: int, deadline: float) -> None:
-        """Queue a pull; its Watch opens now, so that the lease is alive from the queue place on.
+        """Queues a pull and opens its Watch, which keeps the lease alive while the pull waits.
 
-        A handle that makes no sense is `lost` before this returns.
+        An invalid handle is reported by `lost` before this returns.
         """
         assert self.destination is not None
         number = next(self.numbers)
@@ -179,26 +178,25 @@ class PullManager:
         self._act(self._active[number])
 
     def refuse(self, handle: KvHandle, attempt: int) -> None:
-        """This handle will not be pulled: its owner may free the pages now."""
+        """Releases a handle that will not be pulled, so that its owner frees the pages."""
         self.outbox.add(ReleaseHandle(handle, attempt))
 
     def cancel(self, owner: Hashable) -> None:
-        """Ends every pull of `owner`; its pages come back once no copy writes to them."""
+        """Ends every pull of `owner`; its pages are returned once no copy writes to them."""
         now = time.monotonic()
         for active in [a for a in self._active.values() if a.owner == owner]:
             active.pull.cancel(now)
             self._act(active)
 
     def preempt(self, among: Callable[[Any], bool] = lambda owner: True) -> bool:
-        """Takes back the pages of the youngest running pull whose owner satisfies `among`; False if none
-        gives any back.
+        """Takes the pages of the youngest running pull whose owner satisfies `among`; False if there is none.
 
-        They are free at once, or, while copies into them run, when those have stopped.
+        They are free immediately, or when the copies into them have stopped.
         """
-        theirs = [a for a in self._active.values() if among(a.owner)]
-        if any(a.pull.state is PullState.DRAINING for a in theirs):
+        candidates = [a for a in self._active.values() if among(a.owner)]
+        if any(a.pull.state is PullState.DRAINING for a in candidates):
             return True
-        pulling = [a for a in theirs if a.pull.state is PullState.PULLING]
+        pulling = [a for a in candidates if a.pull.state is PullState.PULLING]
         if not pulling:
             return False
         pulling[-1].pull.preempt(time.monotonic())
@@ -206,7 +204,7 @@ class PullManager:
         return True
 
     def receive(self, command: PullReport) -> None:
-        """Takes a report of the handle's owner, or of a copy from it."""
+        """Handles a report of the handle's owner, or of a copy that the front makes."""
         if isinstance(command, CopyStaged | CopyStopped):
             self.wire.receive(command)
             return
@@ -228,7 +226,9 @@ class PullManager:
         self._act(active)
 
     def poll(self, now: float) -> None:
-        """Runs once a loop: takes finished copies, checks deadlines, and lends pages to those that wait."""
+        """Handles finished copies and deadlines, and lends pages to waiting pulls; called once per
+        iteration.
+        """
         assert self.destination is not None
         for result in self.copier.finished():
             if result.job.pull < 0:
@@ -252,7 +252,7 @@ class PullManager:
             if lent is None:
                 self.destination.refused(active.owner, active.handle, now)
                 if active.pull.state is PullState.WAITING:
-                    return  # the others wait their turn behind it
+                    return  # the others wait behind it
                 continue
             active.pages, filled = lent
             active.pull.start(tuple(active.pages), filled, now)
@@ -281,11 +281,11 @@ class PullManager:
             case CloseWatch():
                 self.outbox.add(ClosePull(active.number))
             case AskVerdict():
-                self._judge(active)
+                self._get_verdict(active)
             case SendRelease():
                 self.outbox.add(ReleaseHandle(active.handle, active.attempt))
             case CopyJob():
-                approach = active.approaches[action.source.rank]  # an owner is met before it says Ready
+                approach = active.approaches[action.source.rank]  # made when the owner's pages are described
                 for stopped in approach.copy(action):
                     active.pull.copied(stopped, time.monotonic())
             case PagesFree(pages):
@@ -312,7 +312,7 @@ class PullManager:
         self.destination.arrived(active.owner, arrival)
 
     def _met(self, active: _RunningPull, peer: KvPeer, now: float) -> None:
-        """The owner's pages can be reached; its handle must name all of its ranks, each once."""
+        """Begins to use the owner's described pages; the handle must list each of its ranks once."""
         handle, proofs = active.handle, itertools.count(-1, -1)
         ranks = [shard.rank for shard in handle.shards]
         if sorted(ranks) != sorted(rank.rank for rank in peer.pools[handle.group].ranks):
@@ -321,15 +321,15 @@ class PullManager:
             return
         active.peer = peer
         for rank in ranks:
-            theirs = peer.pages(handle.group, rank)
-            active.approaches[rank] = RouteTrial(active.number, proofs, theirs, self.routes, self.copier)
+            pages = peer.pages(handle.group, rank)
+            active.approaches[rank] = RouteTrial(active.number, proofs, pages, self.routes, self.copier)
 
-    def _judge(self, active: _RunningPull) -> None:
-        """The verdict on what was read: seen on the owner's board, or asked for."""
+    def _get_verdict(self, active: _RunningPull) -> None:
+        """Gets the verdict on the copied pages: from the owner's lease board if visible, else by a call."""
         board = None if active.peer is None else active.peer.board
         if board is None:
             self.outbox.add(ReleasePull(active.number))
             return
-        valid = board.holds(active.handle.id)  # before the owner hears that it may strike it out
+        valid = board.holds(active.handle.id)  # read before the release, after which the owner removes it
         self.outbox.add(ReleaseHandle(active.handle, active.attempt))
         active.pull.released(valid, time.monotonic())

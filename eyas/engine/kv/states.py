@@ -1,8 +1,8 @@
-"""The slots of states: of sequences that run, and of prefixes that the cache keeps for others to resume from.
+"""The slots of recurrent states: of running sequences, and of cached prefixes from which others resume.
 
-A kept state goes when a slot is needed, the one that was used longest ago first: one at a spaced position of
-a long prompt before one at the end of a prompt or an answer. It goes with its page too. Slots are copied in
-the order of the steps, so who copies owns its source no longer than until it has said so.
+A kept state is evicted when a slot is needed, in LRU order: states at spaced positions of a long prompt
+before those at the end of a prompt or an answer. It is evicted with its page, too. Slots are copied in the
+order of the steps, so the source of a copy needs an owner only until the copy is queued.
 """
 
 from __future__ import annotations
@@ -15,29 +15,31 @@ from eyas.engine.ipc.messages import StateCache
 from eyas.engine.kv.pages import PagePool
 
 NO_STATE = -1
-"""The slot of what has no state."""
+"""The slot number for "no state"."""
 
 
 class StateKeeper(Protocol):
-    """A place in the prefix cache. `state`: the slot of the state there, or NO_STATE."""
+    """A position in the prefix cache. `state`: the slot of the state at this position, or NO_STATE."""
 
     state: int
 
 
 class StateSlots:
-    """`pool`: of slots, as one of pages. `copies`: (source, target) that are made before the next step."""
+    """Owns all state slots. `pool`: their accounting. `copies`: (source, target) to copy before the next
+    step.
+    """
 
     def __init__(self, slots: int) -> None:
         self.pool = PagePool(slots)
-        self.pool.on_idle = self._fell_idle
+        self.pool.on_idle = self._slot_idle
         self.copies: list[tuple[int, int]] = []
-        self.hits = 0  # sequences that resumed from a kept state, ever
-        self.resumed_tokens = 0  # which they did not compute, ever
-        self.missed_tokens = 0  # whose pages were cached, and which were computed for want of a state, ever
-        self._keepers: dict[int, StateKeeper] = {}  # of kept slots
-        # Cached slots that no copy reads, the next to be evicted first.
+        self.hits = 0  # running total of sequences that resumed from a kept state
+        self.resumed_tokens = 0  # running total of tokens that they did not compute
+        self.missed_tokens = 0  # running total of cached tokens computed again without a state
+        self._keepers: dict[int, StateKeeper] = {}  # by kept slot
+        # Kept slots without an owner, the next to be evicted first.
         self._idle: OrderedDict[int, None] = OrderedDict()
-        self._spaced: OrderedDict[int, None] = OrderedDict()  # the same of spaced positions, which go before
+        self._spaced: OrderedDict[int, None] = OrderedDict()  # at spaced positions: evicted first
 
     @property
     def kept(self) -> int:
@@ -57,9 +59,9 @@ class StateSlots:
         )
 
     def take(self, source: int = NO_STATE, *, settled: bool = False) -> int | None:
-        """A slot with one owner, for a copy of `source` if that is one; None: there is no room.
+        """Takes a slot with one owner, and copies `source` to it if given; None if no slot can be freed.
 
-        `settled`: a copy from elsewhere will write it, so that no step in flight may.
+        `settled`: for a slot that a transfer will write, so that no step in flight may.
         """
         kept = () if source == NO_STATE else (source,)
         self.pool.share(kept)
@@ -71,15 +73,15 @@ class StateSlots:
         return slot
 
     def fork(self, source: int) -> int | None:
-        """A slot for a copy of `source`, which has an owner; None: there is no room."""
+        """Takes a slot and copies `source`, which has an owner, to it; None if no slot can be freed."""
         slot = self.take()
         if slot is not None:
             self._copy(source, slot)
         return slot
 
     def snapshot(self, keeper: StateKeeper, source: int, *, spaced: bool) -> None:
-        """Keeps a copy of `source`, which has an owner, if there is room; a spaced one takes that of no
-        other kind.
+        """Keeps a copy of `source`, which has an owner, if a slot can be freed; one at a spaced position
+        evicts no state of the other kind.
         """
         if keeper.state != NO_STATE:
             self._touch(keeper.state)
@@ -90,7 +92,9 @@ class StateSlots:
                 self.pool.drop((slot,))
 
     def keep(self, keeper: StateKeeper, slot: int, *, spaced: bool = False) -> None:
-        """Keeps the slot itself, which has an owner and is written no more, unless there is one already."""
+        """Keeps the slot itself, which has an owner and will not be written again, unless `keeper` has
+        one.
+        """
         if keeper.state != NO_STATE:
             self._touch(keeper.state)
             return
@@ -101,7 +105,7 @@ class StateSlots:
         self.pool.keep(slot)
 
     def forget(self, keeper: StateKeeper) -> None:
-        """The place is gone, and so is its state, if it had one."""
+        """Evicts the state of a position, if it has one."""
         slot, keeper.state = keeper.state, NO_STATE
         if slot != NO_STATE:
             del self._keepers[slot]
@@ -114,7 +118,7 @@ class StateSlots:
         self.copies.append((source, target))
 
     def _make_room(self, *, settled: bool) -> bool:
-        """Forgets one kept state if there is no free slot, and some is not in use."""
+        """Evicts one kept state if there is no free slot; False if all are in use."""
         pool = self.pool
         if not pool.free:
             slot = next(
@@ -134,15 +138,15 @@ class StateSlots:
             if slot in slots:
                 slots.move_to_end(slot)
 
-    def _fell_idle(self, slot: int) -> None:
+    def _slot_idle(self, slot: int) -> None:
         self._idle[slot] = None
         self._touch(slot)
 
 
 class PagesAndStates(PagePool):
-    """Pages of keys and values, and behind them the slots of states as pages, `each` of them one slot.
+    """Pages of keys and values, followed by the state slots as pages, `each` pages per slot.
 
-    Who shares or drops the pages of a slot names all of them.
+    A caller that shares or drops the pages of a slot passes all of them.
     """
 
     def __init__(self, num_pages: int, states: StateSlots, each: int) -> None:
@@ -156,7 +160,7 @@ class PagesAndStates(PagePool):
         return list(range(first, first + self._each))
 
     def slot_of(self, pages: Iterable[int]) -> int:
-        """The slot whose pages are among these; NO_STATE: there is none."""
+        """The slot whose pages are among these; NO_STATE if there is none."""
         return next(iter(self._slots(pages)), NO_STATE)
 
     def slots_beside(self, pages: Iterable[int]) -> int:

@@ -373,7 +373,7 @@ class Engine:
     def _cache_changed(self) -> bool:
         """Whether changes of the prefix cache are still to be reported to the front."""
         host = self._scheduler.host
-        return self._scheduler.cache.untold or (host is not None and host.untold)
+        return self._scheduler.cache.changed or (host is not None and host.changed)
 
     def _take_pull_report(self, command: PullReport) -> None:
         for pulls in self._pulls:
@@ -403,10 +403,11 @@ class Engine:
             self._loaded = (now, load)
             events.append(self._with_counters(load, now))
         cache, origins = self._scheduler.cache, (b"", b"", b"")
-        if cache.untold and self._parts.config.kv_events:
+        if cache.changed and self._parts.config.kv_events:
             origins = cache.origins(MAX_CACHE_CHANGES)
-        host = (b"", b"") if self._scheduler.host is None else self._scheduler.host.news(MAX_CACHE_CHANGES)
-        if any(changes := (*cache.news(MAX_CACHE_CHANGES), *origins, *host)):
+        host = self._scheduler.host
+        on_host = (b"", b"") if host is None else host.take_changes(MAX_CACHE_CHANGES)
+        if any(changes := (*cache.take_changes(MAX_CACHE_CHANGES), *origins, *on_host)):
             events.append(CacheUpdate(cache.shape.size, cache.shape.lookahead, *changes))
         self._link.send(events)
 

@@ -107,13 +107,13 @@ class HostLoads:
         return HostCache(*host, *stores, cold.failures, cold.slow, self.cold.trouble)
 
     @property
-    def untold(self) -> bool:
-        """True if `news` has something."""
-        return self.tier.untold
+    def changed(self) -> bool:
+        """True if `take_changes` has something to report."""
+        return self.tier.changed
 
-    def news(self, most: int) -> tuple[bytes, bytes]:
-        """The pages that came to the host and left it; see `HostTier.news`."""
-        return self.tier.news(most)
+    def take_changes(self, most: int) -> tuple[bytes, bytes]:
+        """The pages that were saved on the host and dropped there; see `HostTier.take_changes`."""
+        return self.tier.take_changes(most)
 
     @property
     def loading(self) -> bool:

@@ -72,21 +72,21 @@ class RankedCache:
         self.shape = caches[0].shape
 
     @property
-    def untold(self) -> bool:
-        """True if some cache has unsent news; see `PrefixCache.untold`."""
-        return any(cache.untold for cache in self._caches)
+    def changed(self) -> bool:
+        """True if any cache has changes to report; see `PrefixCache.changed`."""
+        return any(cache.changed for cache in self._caches)
 
-    def news(self, most: int) -> tuple[bytes, bytes]:
-        """The news of one rank after the other, as `PrefixCache.news`; `most` pages of each.
+    def take_changes(self, most: int) -> tuple[bytes, bytes]:
+        """The changes of all ranks, one after another; see `PrefixCache.take_changes`; `most` pages of each.
 
         A prefix that two ranks hold is told twice, and is gone for those who hear of it once the first drops
         it: it is advice.
         """
-        came, left = zip(*(cache.news(most) for cache in self._caches), strict=True)
+        came, left = zip(*(cache.take_changes(most) for cache in self._caches), strict=True)
         return b"".join(came), b"".join(left)
 
     def origins(self, most: int) -> tuple[bytes, bytes, bytes]:
-        """The context of the pages that `news` gives next; see `PrefixCache.origins`."""
+        """The context of the pages that `take_changes` reports next; see `PrefixCache.origins`."""
         before, tokens, salts = zip(*(cache.origins(most) for cache in self._caches), strict=True)
         return b"".join(before), b"".join(tokens), b"".join(salts)
 
