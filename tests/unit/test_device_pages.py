@@ -105,6 +105,10 @@ class Watch(StepExecutor):
         x = torch.zeros(rows.count, HIDDEN)
         return (x, x) if tokens is rows else Drafted(x, x)
 
+    def may_drop(self, count: int, taps: tuple[int, ...]) -> bool:
+        """As the target: no row leaves, so that each is seen."""
+        return False
+
     def features(self, of, tokens=None):
         """Of the head; and of the executor, whose rows are handed on."""
         return super().features(of) if isinstance(of, list) else of
