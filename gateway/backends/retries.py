@@ -1,7 +1,7 @@
-"""The budget of retries: counts, and which errors pass by themselves.
+"""How often a request is tried again, and after which errors.
 
-A request may try a few times in a row, and some more in all. All requests of a process that no worker has
-admitted yet have a budget together, so that a cluster in trouble is not asked several times as much.
+A request may be tried a few times in a row, and some more times in all. The requests of a process that no
+worker has admitted yet share one budget, so that retries do not multiply the load of a cluster in trouble.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which experts the rows of an answer took: asked of a worker once the answer is whole.
+"""Tells which experts the rows of an answer took: a worker finds that out once the answer is whole.
 
-The text is computed once more, as a prompt whose tokens are scored. Arithmetic that is exact chooses the same
-experts then, whatever drafts, chunks or cached prefixes the answer came by; workers with another refuse.
+The text is computed once more, as a prompt whose tokens are scored. Exact arithmetic then chooses the same
+experts, whatever drafts, chunks or cached prefixes the answer had; workers with other arithmetic refuse.
 """
 
 from __future__ import annotations

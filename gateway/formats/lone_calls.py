@@ -1,5 +1,5 @@
-"""A chat as templates want it whose messages have room for one call (gpt-oss, Llama 3), or before a call for
-reasoning or for words, and not for both (gpt-oss).
+"""Splits messages for templates that have room for one call per message (gpt-oss, Llama 3), or for reasoning
+or words before a call, but not for both (gpt-oss).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Results of calls for templates that read them in the message that called (Gemma 4's `tool_responses`)."""
+"""Moves the results of calls into the message with the calls, where a template reads them there (Gemma 4's
+`tool_responses`).
+"""
 
 from __future__ import annotations
 

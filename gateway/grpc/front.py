@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -42,7 +43,7 @@ from gateway.observe.timings import timings_object
 from gateway.parsers.message import MessageReading
 from gateway.text.entries import TextRules, TextStream
 from gateway.text.message_reader import MessageReader
-from gateway.text.tokenizer import Tokenizer
+from gateway.text.tokenizer import MANY_MESSAGES, Tokenizer
 from protos import eyas_pb2, eyas_pb2_grpc
 
 SERVICE = "eyas.v1.Eyas"
@@ -106,7 +107,8 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     ) -> AsyncGenerator[eyas_pb2.ChatResponse, None]:
         """Answers a chat: deltas, then the usage. Raises InvalidRequest naming the field, or what fails."""
         await self._check(request, context)
-        chat = chat_of(request)
+        is_long = len(request.messages) >= MANY_MESSAGES
+        chat = await self._pace.aside(partial(chat_of, request)) if is_long else chat_of(request)
         text, prompt = await chat_prompt(self._chats, chat.messages, chat)
         reading = reading_of(self._chats.dialect, chat, chat.messages, text)
         rules = grpc_messages.text_rules(request.options, continues_prompt=False)

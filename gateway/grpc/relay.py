@@ -1,4 +1,4 @@
-"""Connections of callers on their way to gRPC, whose limits so hold from a caller's first byte.
+"""Passes callers' connections on to gRPC, so that its limits hold from a caller's first byte.
 
 gRPC bounds headers and calls by its SETTINGS, but not before a caller has acknowledged them: until then a
 header may have 16 MiB, and its hundred thousand entries all become Python's, which stops every stream for

@@ -1,4 +1,4 @@
-"""Who may do something to the whole server, and the small bodies by which it is asked for."""
+"""Checks that a caller may act on the whole server, and reads the small bodies of such requests."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """HTTP/1.1 for untrusted clients: uvicorn's protocol with bounds on everything that a client can stretch.
 
 It bounds the size and the time of headers, the chunks of a body, idle and stalled connections, and the number
-of connections. A body's bytes are bounded where they are read (`gateway.http.wire`). Whoever reads a request
-otherwise than the sender takes a body for a request: a head that two readers could read in two ways is
-refused. It reads uvicorn's private state: `pyproject.toml` bounds the versions that it is written for.
+of connections. A body's bytes are bounded where they are read (`gateway.http.wire`). A head is refused if two
+readers could see different ends of the body: one of them would take a part of the body for a request. This
+file reads uvicorn's private state: `pyproject.toml` bounds the versions that it is written for.
 """
 
 from __future__ import annotations

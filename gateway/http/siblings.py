@@ -1,4 +1,4 @@
-"""Gateway processes that share their ports ask each other: each answers questions at a socket of its own.
+"""The processes of one gateway, which share its ports, ask each other: each answers at a socket of its own.
 
 A caller's request reaches one of the processes, by chance. So a page of metrics has the series of all, with
 the label `process`, and what ends a request ends it wherever it runs. The series are not summed: when one

@@ -1,15 +1,16 @@
 """The order in which callers' requests are served: fair between callers, and one after another.
 
-Start-time fair queueing (Goyal, Vin and Cheng, 1996), by caller: each has a virtual time, which what it gets
-moves on by cost over weight; the caller with the least is next. One that comes back begins at the time that
-the others have reached: it saves nothing up, and who floods waits behind himself alone. Within a caller the
-order is by arrival, which a priority moves by `PRIORITY_S` per unit: so a request is overtaken only by those
-that come within a bounded time after it.
+Start-time fair queueing (Goyal, Vin and Cheng, 1996), by caller: each has a virtual time, which advances by
+the cost of what it gets over its weight; the caller with the least time is next. A caller that comes back
+begins at the time that the others have reached, so it saves nothing up, and a flood delays its own caller
+alone. The order within a caller is by arrival, which a priority moves by `PRIORITY_S` per unit: only requests
+that come within a bounded time after another one can overtake it.
 
-Between two new requests the event loop turns for everyone else. To read a prompt of 60,000 ids and to send it
-takes the loop some milliseconds each, and a small request takes one or two in all. A hundred of either in a
-row leave nothing for streams: gRPC hands the loop one message of a worker's session per turn, and each new
-request brings two. So a request waits until the loop has had time and turns for others since the one before.
+Between two new requests the event loop turns for everyone else. Reading a prompt of 60,000 ids takes the loop
+some milliseconds, and sending it takes as long; a small request takes one or two in all. A hundred of either
+in a row leave nothing for streams: gRPC gives the loop one message of a worker's session per turn, and each
+new request brings two. So a request waits until the loop has had time and turns for others since the one
+before.
 """
 
 from __future__ import annotations

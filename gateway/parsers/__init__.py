@@ -1,0 +1,1 @@
+"""Reads answers: their reasoning and their calls of tools, by one file per format (`table` names all)."""

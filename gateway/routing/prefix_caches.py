@@ -1,8 +1,8 @@
-"""The contents of workers' prefix caches: as they report them, and as their prompts let expect.
+"""What workers have in their prefix caches, by their own reports, and by the prompts that were sent to them.
 
-A stream per worker follows its reports, and is opened again when it breaks. The prompts sent to a worker are
-an estimate, made without asking: it serves where a worker does not say what it holds, and until it says what
-it was just sent. A wrong one costs a prompt computed twice, never a token.
+A stream per worker follows its reports, and is opened again when it breaks. The prompts sent to a worker give
+an estimate. It counts where a worker reports nothing, and for what it was just sent. A wrong estimate costs a
+prompt computed twice, never a token.
 """
 
 from __future__ import annotations

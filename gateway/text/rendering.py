@@ -1,4 +1,4 @@
-"""Renders chats within bounds of time: most at once, and what takes many steps in a process of its own.
+"""Renders chats within bounds of time: most on the event loop, those with many steps in another process.
 
 A template is a program. Most take some hundred steps per chat, which is less than asking another process
 costs. One that takes more is given up and begun anew in `python -m gateway.text.rendering`, where its

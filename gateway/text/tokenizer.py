@@ -28,7 +28,9 @@ from gateway.text.tokenizer_files import (
 )
 
 Done = TypeVar("Done")
-_MANY_MESSAGES = 1000  # from which a thread looks for control tokens in them
+MANY_MESSAGES = 1000
+"""Messages of a chat from which threads read it: that takes some 10 ms, and so does the search for control
+tokens."""
 _LONG_TEXT = 16_384  # characters from which a thread tokenizes, so that other streams go on
 _HUGE_TEXT = 1 << 18
 """Characters from which texts are tokenized one after the other: each may take seconds, and some hundred
@@ -111,7 +113,7 @@ class Tokenizer:
         sign = ""
         if self._callers is not None:
             job = partial(self._callers.signed, (messages, template_kwargs, tools))
-            is_long = len(messages) >= _MANY_MESSAGES
+            is_long = len(messages) >= MANY_MESSAGES
             chat, sign = await self._in_thread(job) if is_long else job()
             messages, template_kwargs, tools = chat
         text = await self._renderer.render(

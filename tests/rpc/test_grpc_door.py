@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import pytest
@@ -27,9 +29,11 @@ from eyas.common.errors import (
     Unavailable,
 )
 from eyas.common.wire import rpc
+from gateway.grpc import front as grpc_front
 from gateway.grpc.front import GrpcFront
 from gateway.limits.keys import KeyRing
 from gateway.observe.metrics import GatewayMetrics
+from protos import eyas_pb2
 from tests.rpc.keyed_front import CONFIG, GENERATE, KEY, SOON_S, served
 
 KEYS = KeyRing(CONFIG)
@@ -78,6 +82,27 @@ async def test_a_message_is_bounded_in_size_and_time(monkeypatch: pytest.MonkeyP
         await ended.done_writing()
         assert type(await fate(ended)) is InvalidRequest
         assert backend.requests == []
+
+
+async def test_others_are_answered_while_a_chat_of_many_messages_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answered, chat_of = threading.Event(), grpc_front.chat_of
+
+    def slowly(request: eyas_pb2.ChatRequest) -> Any:
+        assert answered.wait(10), "the event loop waits"
+        return chat_of(request)
+
+    monkeypatch.setattr(grpc_front, "chat_of", slowly)
+    monkeypatch.setattr(grpc_front, "MANY_MESSAGES", 2)
+    message = eyas_pb2.ChatMessage(role=eyas_pb2.CHAT_ROLE_USER, content="x")
+    chat = eyas_pb2.ChatRequest(messages=[message, message]).SerializeToString()
+    async with served() as (channel, _):
+        reading = channel.unary_stream("/eyas.v1.Eyas/Chat")(chat, metadata=KEY, timeout=SOON_S)
+        await asyncio.sleep(0.1)
+        await channel.unary_unary("/eyas.v1.Eyas/Models")(b"", metadata=KEY, timeout=5)
+        answered.set()
+        assert await reading.read()
 
 
 async def test_ids_are_counted_before_they_are_looked_at() -> None:
