@@ -307,7 +307,7 @@ def bare_call(source: ParsedText, out: ParsedOutput, tools: Tools, tags: CallTag
         out.arguments(f"{separator}{quoted(title)}: ")
         separator = ", "
         yield from bare(source, out.arguments, tags.written, kinds.of(title))
-    if not (yield from source.accept(tags.end)) and not (yield from source.peek()):
+    if not (yield from source.accept(tags.end)) and source.ends_within(tags.parameter, tags.end):
         raise CutShort
     out.arguments("{}" if separator == "{" else "}")
     out.done()

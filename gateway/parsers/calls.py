@@ -41,7 +41,8 @@ def attempt(source: ParsedText, out: ParsedOutput, reading: Wait[None]) -> Wait[
         out.content(source.forget())
         return False
     except CutShort:
-        out.content(source.forget())  # nothing is kept once a call has begun
+        source.rest()
+        out.cut(source.forget())  # nothing is kept once a call has begun
         return False
     source.forget()
     return True

@@ -35,7 +35,7 @@ _LANGUAGE = re.compile(r"[a-z]+")
 
 def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called."""
-    while marker := (yield from source.upto(MARKERS, out.content)):
+    while marker := (yield from source.upto(MARKERS, out.content, out.cut)):
         if marker == CALL:
             yield from attempt(source, out, _call(source, out, tools))
 
@@ -45,7 +45,7 @@ def _call(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     name = yield from source.run(NAME)
     yield from source.space()
     if not (yield from source.skip(SEPARATOR)) and name not in tools:
-        raise MalformedOutput
+        yield from source.expect(SEPARATOR)
     yield from source.space()
     if (yield from source.peek()) in ("{", '"') or (yield from source.leads_to(MARKERS)):
         yield from call_by_name(source, out, name, MARKERS)

@@ -24,7 +24,7 @@ MARKERS = BEGIN, END = "<function=", "</function>"
 
 def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called."""
-    while marker := (yield from source.upto(MARKERS, out.content)):
+    while marker := (yield from source.upto(MARKERS, out.content, out.cut)):
         if marker == BEGIN:
             yield from attempt(source, out, _call(source, out))
 

@@ -42,7 +42,7 @@ _WRITTEN = ParameterFormat(
 
 def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called."""
-    while marker := (yield from source.upto(MARKERS, out.content)):
+    while marker := (yield from source.upto(MARKERS, out.content, out.cut)):
         if marker == BEGIN:
             yield from attempt(source, out, _call(source, out, tools))
 
@@ -79,7 +79,7 @@ def _arguments(source: ParsedText, out: ParsedOutput, kinds: ParameterKinds) -> 
         yield from source.space()
         if not (yield from source.accept(KEY)):
             break
-    if not (yield from source.accept(END)) and not (yield from source.peek()):
+    if not (yield from source.accept(END)) and source.ends_within(KEY, VALUE, END):
         raise CutShort
     out.arguments("{}" if separator == "{" else "}")
 

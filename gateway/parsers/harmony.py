@@ -48,19 +48,19 @@ def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
             _ends(out, 0)
             yield from attempt(source, out, _call(source, out, to[2]))
         elif channel and channel[1] == "analysis":
-            if (yield from _words(source, out.reasoning)):
+            if (yield from _words(source, out.reasoning, out.reasoning)):
                 out.reasoned()
                 _ends(out, source.consumed)
             continue
         _ends(out, 0)
-        yield from _words(source, out.content)
+        yield from _words(source, out.content, out.cut)
 
 
-def _words(source: ParsedText, sink: Sink) -> Wait[bool]:
+def _words(source: ParsedText, sink: Sink, cut: Sink) -> Wait[bool]:
     """Reads a message's words; gives whether it has an end: its own, or another message in a channel. Markers
     that do not belong there are dropped.
     """
-    while marker := (yield from source.upto(MARKERS, sink)):
+    while marker := (yield from source.upto(MARKERS, sink, cut)):
         if marker in _OVER:
             return True
         if marker == CHANNEL:

@@ -12,7 +12,7 @@ MARKERS = BEGIN, END = "<tool_call>", "</tool_call>"
 
 def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called. Granite 3.1 writes a list between the tags."""
-    while marker := (yield from source.upto(MARKERS, out.content)):
+    while marker := (yield from source.upto(MARKERS, out.content, out.cut)):
         if marker == BEGIN:
             yield from source.space()
             yield from any_calls(source, out)

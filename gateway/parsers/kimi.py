@@ -23,7 +23,7 @@ from gateway.parsers.calls import (
     text,
 )
 from gateway.parsers.output import ParsedOutput
-from gateway.parsers.source import MalformedOutput, ParsedText, Wait
+from gateway.parsers.source import ParsedText, Wait
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -34,7 +34,7 @@ _NUMBER = re.compile(r":\d+$")
 
 def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called."""
-    while marker := (yield from source.upto(MARKERS, out.content)):
+    while marker := (yield from source.upto(MARKERS, out.content, out.cut)):
         if marker == CALL:
             yield from attempt(source, out, _call(source, out))
 
@@ -45,7 +45,7 @@ def _call(source: ParsedText, out: ParsedOutput) -> Wait[None]:
     yield from source.space()
     # The model may forget the marker.
     if not (yield from source.skip(ARGUMENTS)) and (yield from source.peek()) != "{":
-        raise MalformedOutput
+        yield from source.expect(ARGUMENTS)
     yield from source.space()
     name = _NUMBER.sub("", id.removeprefix(_SPACE_NAME))
     yield from call_by_name(source, out, name, MARKERS)

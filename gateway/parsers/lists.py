@@ -45,7 +45,7 @@ def reader(markers: tuple[str, ...]) -> Callable[[ParsedText, ParsedOutput, Tool
     """Returns a reader of answers whose calls stand behind the first of `markers`. Any name may be called."""
 
     def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
-        while marker := (yield from source.upto(markers, out.content)):
+        while marker := (yield from source.upto(markers, out.content, out.cut)):
             if marker != markers[0]:
                 continue
             if marker.endswith("["):
@@ -58,7 +58,7 @@ def reader(markers: tuple[str, ...]) -> Callable[[ParsedText, ParsedOutput, Tool
 
 def read_lines(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end whose calls stand behind OLMo 3's marker. Any name may be called."""
-    while marker := (yield from source.upto(OLMO3, out.content)):
+    while marker := (yield from source.upto(OLMO3, out.content, out.cut)):
         found = marker == OLMO3[0]
         while found:
             yield from source.space()

@@ -21,7 +21,7 @@ def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end."""
     out.content((yield from source.space()))
     yield from any_calls(source, out, tools)
-    while marker := (yield from source.upto((*MARKERS, _LINE), out.content)):
+    while marker := (yield from source.upto((*MARKERS, _LINE), out.content, out.cut)):
         space = yield from source.space()
         if marker == _LINE:
             out.content(_LINE + space)

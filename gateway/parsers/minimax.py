@@ -32,7 +32,7 @@ _CALL = CallTags(PARAMETER, '">', INVOKE_END, _TITLE, _WRITTEN)
 
 def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called."""
-    while marker := (yield from source.upto(_TAGS, out.content)):
+    while marker := (yield from source.upto(_TAGS, out.content, out.cut)):
         if marker == INVOKE:
             yield from attempt(source, out, bare_call(source, out, tools, _CALL))
 

@@ -35,7 +35,7 @@ _ID = re.compile(r"\w+")
 
 def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called."""
-    while (yield from source.upto(MARKERS, out.content)):
+    while (yield from source.upto(MARKERS, out.content, out.cut)):
         yield from source.space()
         if (yield from source.peek()) in ("[", "{"):
             yield from any_calls(source, out)

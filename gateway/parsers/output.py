@@ -108,6 +108,13 @@ class ParsedOutput:
         """Adds content."""
         (self._reasoning if self.thinks_on else self._content).add(text)
 
+    def cut(self, text: str) -> None:
+        """Adds what the end of the answer cut, so that it is no call: content, unless it stands right behind
+        a call. There it is the format's own words, such as half the tag that would have come.
+        """
+        if not (self._calls and self._content.begins):
+            self.content(text)
+
     def begin(self, name: str) -> None:
         """A call begins."""
         if self.thinks_on:
@@ -146,17 +153,20 @@ class ParsedOutput:
 
 
 class _TrimmedText:
-    """Text whose white space at either side can be dropped: it is held back until more text follows."""
+    """Text whose white space at either side can be dropped: it is held back until more text follows.
+
+    `begins`: what comes next is the first, so its leading space does not count.
+    """
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
         self._pending: list[str] = []
-        self._begins = False  # what comes next is the first, so its leading space does not count
+        self.begins = False
 
     def add(self, text: str) -> None:
-        if self._begins:
+        if self.begins:
             text = text.lstrip()
-            self._begins = not text
+            self.begins = not text
         body = text.rstrip()
         if body:
             self._show("".join([*self._pending, body]))
@@ -166,7 +176,7 @@ class _TrimmedText:
 
     def trim(self) -> None:
         """Drops the white space held back, and what follows."""
-        self._pending, self._begins = [], True
+        self._pending, self.begins = [], True
 
     def flush(self) -> None:
         """Shows what is held back."""

@@ -62,7 +62,7 @@ def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     out.content((yield from source.space()))
     if (yield from source.peek()) == "[":
         yield from calls(source, out, tools)
-    while marker := (yield from source.upto(MARKERS, out.content)):
+    while marker := (yield from source.upto(MARKERS, out.content, out.cut)):
         if marker == BEGIN:
             yield from source.space()
             yield from calls(source, out, None)

@@ -48,7 +48,7 @@ def reader(markers: tuple[str, str]) -> Callable[[ParsedText, ParsedOutput, Tool
     """The reader of an answer to its end, by the markers of its calls. Any name may be called."""
 
     def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
-        while marker := (yield from source.upto((*markers, FUNCTION, FUNCTION_END), out.content)):
+        while marker := (yield from source.upto((*markers, FUNCTION, FUNCTION_END), out.content, out.cut)):
             if marker == FUNCTION:
                 yield from attempt(source, out, bare_call(source, out, tools, _TAGS[markers]))
 

@@ -106,9 +106,9 @@ class ParsedText:
         return matches
 
     def expect(self, literal: str) -> Wait[None]:
-        """Reads `literal`. Raises MalformedOutput, or Cut at the end of the text, if it is not there."""
+        """Reads `literal`. Raises MalformedOutput, or CutShort at the end of the text, if it is not there."""
         if not (yield from self.accept(literal)):
-            raise CutShort if self.ended and self._may_become(literal) else MalformedOutput
+            raise CutShort if self.ends_within(literal) else MalformedOutput
 
     def run(self, pattern: re.Pattern[str]) -> Wait[str]:
         """Reads the characters that go on matching `pattern`, a set of characters with a plus."""
@@ -124,18 +124,20 @@ class ParsedText:
         """Reads white space."""
         return (yield from self.run(SPACE))
 
-    def upto(self, markers: tuple[str, ...], sink: Sink) -> Wait[str]:
+    def upto(self, markers: tuple[str, ...], sink: Sink, cut: Sink | None = None) -> Wait[str]:
         """Gives `sink` the text before the first of `markers`, and reads that one.
 
-        Returns the marker; "" if the text ends without one. No marker may begin with another.
+        Returns the marker; "" if the text ends without one: what it ends with may be the beginning of one,
+        and goes to `cut` if given. No marker may begin with another.
         """
         while True:
             if markers and (match := _any_of(markers).search(self._text, self._at)):
                 sink(self._take(match.start() - self._at))
                 return self._take(len(match.group()))
-            pending = 0 if self.ended else _partial_marker(self._text, self._at, markers)
+            pending = _partial_marker(self._text, self._at, markers)
             sink(self._take(len(self._text) - self._at - pending))
             if self.ended:
+                (cut or sink)(self._take(pending))
                 return ""
             yield
 
@@ -157,6 +159,14 @@ class ParsedText:
             if self.ended:
                 return True
             yield
+
+    def ends_within(self, *literals: str) -> bool:
+        """Whether the text has ended, and what is left is a beginning of one of `literals`, or nothing."""
+        return self.ended and any(self._may_become(literal) for literal in literals)
+
+    def rest(self) -> None:
+        """Reads all that has come."""
+        self._take(len(self._text) - self._at)
 
     def looks(self, pattern: re.Pattern[str], most: int) -> Wait[bool]:
         """Whether the next `most` characters, or all there are, begin with a match. Reads nothing."""

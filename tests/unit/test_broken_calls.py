@@ -12,10 +12,10 @@ from gateway.parsers.output import ContentText
 @pytest.mark.parametrize(
     ("name", "text", "left"),
     [
-        ("mistral_v11", '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"[ARGS]', ', {"'),
-        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"[TOOL_CALLS]x', ', {" x'),
+        ("mistral_v11", '[TOOL_CALLS] [{"[ARGS]', '[{"'),
+        ("mistral", '[TOOL_CALLS] [{"[TOOL_CALLS]x', '[{" x'),
         ("glm45", "<tool_call></tool_call>so", "so"),
-        ("pythonic", "<|python_start|>[f(a=1), g(b<|python_end|>", ", g(b"),
+        ("pythonic", "<|python_start|>[g(b<|python_end|>", "[g(b"),
     ],
 )
 def test_what_breaks_off_gives_back_no_marker(name: str, text: str, left: str) -> None:
