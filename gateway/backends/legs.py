@@ -21,7 +21,7 @@ from eyas.common.wire.message import PrefillDone, PrefillStarted, RequestAdmitte
 from gateway.backends.base import FastPath
 from gateway.backends.sessions import SessionListener
 from gateway.routing.cluster import Cluster
-from gateway.routing.ledger import LegLoad, UnderWay
+from gateway.routing.in_flight import LegLoad, UnderWay
 
 _log = logging.getLogger("eyas.gateway")
 

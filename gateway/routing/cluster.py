@@ -30,7 +30,7 @@ from gateway.limits.queues import ReadQueue
 from gateway.routing import router
 from gateway.routing.adapters import ClusterAdapters
 from gateway.routing.breakers import WorkerBreakers
-from gateway.routing.ledger import InFlightLedger, LegLoad, UnderWay
+from gateway.routing.in_flight import InFlightLedger, LegLoad, UnderWay
 from gateway.routing.prefix_caches import CachedPrefixes, CacheWatch, PrefixIndex, PromptPages
 from gateway.routing.router import RouterCandidate, adapter_state, affinity
 from gateway.routing.targets import TargetWorkers

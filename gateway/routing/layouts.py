@@ -24,7 +24,7 @@ from gateway.backends.delivery import TokenTimes
 from gateway.observe.metrics import PlacementMetrics
 from gateway.routing import router
 from gateway.routing.capacity import RequestMix, within_reach
-from gateway.routing.ledger import UnderWay
+from gateway.routing.in_flight import UnderWay
 from gateway.routing.placement import AdmissionPreference, LatencyTargets, MeasuredRates, WorkerPlace, place
 from gateway.routing.preference import FADE, DemandMeter, PaceMemory, estimates, prefer, preferring
 from gateway.routing.router import RequestRoute, RouterCandidate

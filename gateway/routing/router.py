@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from eyas.common.types import Role, WorkerInfo
-from gateway.routing.ledger import UnderWay
+from gateway.routing.in_flight import UnderWay
 
 CROWD = 4
 """A worker with more sequences than twice the idlest one's plus this is avoided, cached prefix or not."""

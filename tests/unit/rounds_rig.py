@@ -9,7 +9,7 @@ import torch
 
 from eyas.engine.batch.tables import SlotTables, TableSizes
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.kernels.drafts.paths import PathRows
+from eyas.engine.kernels.drafts.accepted_path import PathRows
 from eyas.engine.kernels.drafts.rounds import FACTS, RoundBatch, RoundRows, RoundVerdicts
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -14,8 +14,8 @@ from eyas.common.types import Role, WorkerBacklog, WorkerInfo
 from eyas.simulator.hardware import example
 from gateway.backends.delivery import TokenTimes
 from gateway.observe.metrics import PlacementMetrics
+from gateway.routing.in_flight import InFlightLedger, LegLoad, UnderWay
 from gateway.routing.layouts import AutoLayout, place_of
-from gateway.routing.ledger import InFlightLedger, LegLoad, UnderWay
 from gateway.routing.placement import AdmissionPreference, LatencyTargets, WorkerPlace
 from gateway.routing.preference import ENOUGH, FIRST
 from gateway.routing.router import RequestRoute, RouterCandidate

@@ -16,7 +16,7 @@ from eyas.engine.kernels.attention.exact_prefill import attend_chunks_exactly
 from eyas.engine.kernels.attention.paged import PagedKv
 from eyas.engine.kernels.attention.prefill import ChunkTiling, attend_chunks
 from eyas.engine.kernels.attention.scores import ScoreScaling
-from eyas.engine.kernels.drafts.paths import compact
+from eyas.engine.kernels.drafts.accepted_path import compact
 from eyas.engine.kernels.products import exact_wide, rows, skinny
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from eyas.engine.checkpoint.weights import FolderWeights
-from eyas.engine.kernels.drafts.join import join
+from eyas.engine.kernels.drafts.head_input import join
 from eyas.engine.models import mtp
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.mtp_names import MIMO, NEXTN, Dialect, dialect_of

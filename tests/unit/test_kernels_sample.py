@@ -18,7 +18,7 @@ from eyas.common.params import SamplingParams
 from eyas.engine.kernels.sampling import sample as kernels
 from eyas.engine.kernels.sampling.gumbel import gumbel_at, gumbel_from, words_of
 from eyas.engine.kernels.sampling.ranking import id_of, key_of, value_of
-from eyas.engine.kernels.sampling.survivors import SHORTLIST, cut_of
+from eyas.engine.kernels.sampling.top_k_top_p import SHORTLIST, cut_of
 from eyas.engine.sampling.noise import gumbel_rows, streams
 from eyas.engine.sampling.sampler import SampledRow, sample, survivors, tempered
 from tests.unit.sampling_twins import DEVICE, MIXED, normal, ulps

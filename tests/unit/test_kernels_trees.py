@@ -15,7 +15,7 @@ from eyas.engine.batch.tables import SlotTables
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kernels.drafts.rounds import verdict
 from eyas.engine.kernels.drafts.trees import TreeFrontier, TreeGrowth, grow, new_growth, select
-from eyas.engine.kernels.sampling.couple import couple
+from eyas.engine.kernels.sampling.draft_noise import add_noise
 from eyas.engine.sampling.sampler import SampledRow, draft_probabilities
 from eyas.engine.speculation.draft_worker.draft_runner import TreeExpansion
 from eyas.engine.speculation.verify import walk
@@ -180,7 +180,7 @@ def test_noise_for_a_level(level: int, mapped: bool) -> None:
         for _ in range(width)
     ]
     found = logits.clone().to(DEVICE)
-    couple(case.batch, level, found, None if token_map is None else token_map.to(DEVICE))
+    add_noise(case.batch, level, found, None if token_map is None else token_map.to(DEVICE))
     assert torch.equal(found.cpu()[:width], logits[:width])
     expected = draft_probabilities(logits, rows, token_map)
     assert torch.allclose(found.softmax(-1).cpu(), expected, rtol=1e-5)

@@ -20,7 +20,7 @@ from eyas.engine.checkpoint.config import AttentionSpec
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.models import mtp
 from eyas.engine.models.heads import read_head
-from eyas.engine.models.ops.torch_ops import PagedRows
+from eyas.engine.models.ops.torch_ops import TorchMtpStates
 from eyas.engine.models.table import read_model
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.mtp_equations import Equations, Form, close
@@ -196,7 +196,7 @@ def test_wrong_heads_are_noticed(case: Case, run: Run, wrong: str, monkeypatch: 
     if wrong == "unseen":
         monkeypatch.setattr(mtp, "_stages", lambda layer, count: (layer,) * count)
     elif wrong == "newest":
-        monkeypatch.setattr(PagedRows, "before", lambda self, gave, stage: gave.roll(1, 0))
+        monkeypatch.setattr(TorchMtpStates, "before", lambda self, gave, stage: gave.roll(1, 0))
     else:
         monkeypatch.setattr(mtp, "prefixes_among", lambda names, own=mtp.prefixes_among: sorted(own(names)))
     found = served(case.folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from eyas.common.types import Role, WorkerBacklog
-from gateway.routing.ledger import UnderWay
+from gateway.routing.in_flight import UnderWay
 from gateway.routing.router import (
     RequestRoute,
     RouterCandidate,

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from eyas.common.types import Role, WorkerBacklog, WorkerInfo
+from gateway.routing.in_flight import InFlightLedger, UnderWay
 from gateway.routing.layouts import place_of
-from gateway.routing.ledger import InFlightLedger, UnderWay
 from gateway.routing.placement import AdmissionPreference
 from gateway.routing.router import RouterCandidate
 

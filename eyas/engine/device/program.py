@@ -19,7 +19,7 @@ from eyas.engine.device.adapters import DeviceAdapters
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import STATES, StepShape
 from eyas.engine.kernels.attention.group_rows import in_group
-from eyas.engine.kernels.drafts import landing, paths
+from eyas.engine.kernels.drafts import accepted_path, first_tokens
 from eyas.engine.kernels.drafts import rounds as round_kernels
 from eyas.engine.kernels.drafts.rounds import FACTS
 from eyas.engine.kernels.exchange import mailbox, row_ring
@@ -374,7 +374,7 @@ class StepProgram:
         round_kernels.verdict(batch, chosen, verdicts, state.synthetic)
         if state.trees:
             for table in (state.tables.pages, *state.tables.other_pages):
-                paths.compact(batch, verdicts, state.pool.tensor, table)
+                accepted_path.compact(batch, verdicts, state.pool.tensor, table)
             if (states := state.pool.states) is not None:
                 assert isinstance(states.beside, SolvedStore)
                 keep_path(batch, verdicts, states, states.beside)
@@ -383,10 +383,10 @@ class StepProgram:
     def _land(self, chosen: torch.Tensor) -> None:
         """Prompts that ended here have their first token, and are rounds from now on."""
         part, state = self._part, self._state
-        ends = landing.PromptEnds(
+        ends = first_tokens.PromptEnds(
             part["end_slots"], part["end_positions"], part["end_rows"], part["following"]
         )
-        landing.land(state.tables, ends, chosen, self._ends, state.pdl)
+        first_tokens.store(state.tables, ends, chosen, self._ends, state.pdl)
 
     def _chunk(self) -> AcceptedChunk | None:
         shape, part, rows = self._shape, self._part, self._rows

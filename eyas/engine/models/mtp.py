@@ -206,17 +206,17 @@ class MtpDraft(Generic[ProjectionT]):
         return self._machine.logits(rows, self._lm_head)
 
     def _certain(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> torch.Tensor:
-        """The rows that each layer gave, [R, layers, hidden]; of all but the last its pages' newest rows'
-        stays."""
+        """The output of each layer, [R, layers, hidden]. The newest row of each page is stored there, but for
+        the last layer's."""
         stages = len(self._layers) - 1
-        newest = self._machine.newest(rows, pool, stages, features.shape[1])
+        states = self._machine.mtp_states(rows, pool, stages, features.shape[1])
         x = self._layers[0](features, tokens, rows, pool)
         gave = [x]
         for stage, layer in enumerate(self._layers[1:]):
-            x = layer(newest.before(x, stage), tokens, rows, pool)
+            x = layer(states.before(x, stage), tokens, rows, pool)
             gave.append(x)
         every = torch.stack(gave, 1)
-        newest.keep(every[:, :stages])
+        states.keep(every[:, :stages])
         return every
 
     def _below(self, features: torch.Tensor, tokens: torch.Tensor, rows: Any, pool: KvPool) -> torch.Tensor:

@@ -18,13 +18,13 @@ from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.rows import DecodeRows, ForwardRows
 from eyas.engine.batch.tables import SlotTables
 from eyas.engine.checkpoint.config import DraftBlock
+from eyas.engine.kernels.drafts import accepted_path, chains, trees
 from eyas.engine.kernels.drafts import block as block_rows
-from eyas.engine.kernels.drafts import chains, paths, trees
 from eyas.engine.kernels.drafts import rounds as round_kernels
 from eyas.engine.kernels.launch.side import SideStream
 from eyas.engine.kernels.products.rows import gather_rows
 from eyas.engine.kernels.products.skinny import MAX_ROWS
-from eyas.engine.kernels.sampling import couple
+from eyas.engine.kernels.sampling import draft_noise
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import CoupledDraftModel, Drafted, DraftModel, FeatureTap, MaskedDraftModel
 from eyas.engine.speculation.depth import ladder, shallower
@@ -159,7 +159,7 @@ class DeviceDrafter:
                 self._together(batch, verdicts, features, below)
                 return
             extension = self._extension(batch, features, few)
-            paths.gather_path(batch, verdicts, features[:count], extension)
+            accepted_path.gather_path(batch, verdicts, features[:count], extension)
             rounds = DecodeRows(batch.slots, extension.rows.starts, few)
             new = extension.rows
             parts.append(
@@ -191,12 +191,12 @@ class DeviceDrafter:
         batch: round_kernels.RoundBatch,
         verdicts: round_kernels.RoundVerdicts,
         features: torch.Tensor,
-        below: paths.MaskedRows,
+        below: accepted_path.MaskedRows,
     ) -> None:
         """What rounds made certain, and the rows of the next drafts behind it, in one pass of the head."""
         each = verdicts.path.shape[1] + below.count
         extension = self._extension(batch, features, each)
-        paths.gather_path(batch, verdicts, features, extension, below)
+        accepted_path.gather_path(batch, verdicts, features, extension, below)
         sees = DecodeRows(batch.slots, extension.rows.starts, each)
         drafted = self._proposer.run(extension.features, extension.rows, sees)
         self._proposer.propose_below(drafted, extension.last_row, batch, below.count)
@@ -237,10 +237,12 @@ class DeviceDrafter:
         self._proposer.propose(last, slots, spec)
 
     @staticmethod
-    def _extension(batch: round_kernels.RoundBatch, features: torch.Tensor, few: int) -> paths.PathRows:
+    def _extension(
+        batch: round_kernels.RoundBatch, features: torch.Tensor, few: int
+    ) -> accepted_path.PathRows:
         count = batch.size * few
         rows, last = round_rows(batch.slots, count), batch.slots.new_empty(batch.size)
-        return paths.PathRows(features.new_empty(count, features.shape[1]), rows, last)
+        return accepted_path.PathRows(features.new_empty(count, features.shape[1]), rows, last)
 
 
 class DeviceTap:
@@ -359,7 +361,7 @@ class DeviceProposer:
         if slots.shape[0] and spec is not None:
             self.propose(self.rooted(self.picked(drafted, last), slots, unrooted), slots, spec)
 
-    def masked(self, steps: int) -> paths.MaskedRows | None:
+    def masked(self, steps: int) -> accepted_path.MaskedRows | None:
         """The rows of a chain of `steps` drafts, if its first comes of the newest certain row: they may be
         behind it in one pass. None: the head has no such block, or no other draft comes of it.
         """
@@ -367,7 +369,7 @@ class DeviceProposer:
         if block is None or block.first >= 0 or not (count := block.width(steps)):
             return None
         head = cast(MaskedDraftModel[ForwardRows], self.head)
-        return paths.MaskedRows(count, block.mask_token, head.masked)
+        return accepted_path.MaskedRows(count, block.mask_token, head.masked)
 
     def propose_below(
         self, drafted: Drafted, last: torch.Tensor, batch: round_kernels.RoundBatch, below: int
@@ -459,7 +461,7 @@ class DeviceProposer:
         growth = trees.new_growth(spec, batch.size, self.head.token_map, str(last.rows.device))
         for level in range(spec.steps):
             logits = self.head.logits(last.rows)
-            couple.couple(batch, level, logits, self.head.token_map)
+            draft_noise.add_noise(batch, level, logits, self.head.token_map)
             best, ids = logits.softmax(-1).topk(k)
             below = None
             if level + 1 < spec.steps:

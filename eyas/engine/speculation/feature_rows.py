@@ -14,7 +14,7 @@ import torch
 
 from eyas.engine.batch.tables import SlotTables
 from eyas.engine.batch.window import ROWS
-from eyas.engine.kernels.drafts.paths import leave
+from eyas.engine.kernels.drafts.accepted_path import leave
 from eyas.engine.kernels.drafts.rounds import RoundBatch, RoundRows, RoundVerdicts
 
 RING_ROWS = 16

@@ -17,7 +17,7 @@ from eyas.engine.kernels.launch.sizes import cdiv
 from eyas.engine.kernels.sampling.gumbel import gumbel_at, gumbel_from
 from eyas.engine.kernels.sampling.ranking import LOWEST_KEY, key_of, value_of
 from eyas.engine.kernels.sampling.sample import FEW_ROWS, UNFUSED, find_peaks, token_of
-from eyas.engine.kernels.sampling.survivors import score_of
+from eyas.engine.kernels.sampling.top_k_top_p import score_of
 
 # Arguments of any alignment: not specialised, so that one compiled kernel serves all.
 _ANY = (*PLAIN, "best", "slots", "temperature", "choice", "token_map")

@@ -24,7 +24,7 @@ from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
 from eyas.engine.kernels.sampling.gumbel import gumbel_from
 from eyas.engine.kernels.sampling.ranking import LOWEST_KEY, id_of, key_of, marked, value_of
-from eyas.engine.kernels.sampling.survivors import SHORTLIST, cut_of, score_of
+from eyas.engine.kernels.sampling.top_k_top_p import SHORTLIST, cut_of, score_of
 
 BLOCK = 256  # ids per peak
 FEW_ROWS = 8  # up to this many rows are cut into more programs each

@@ -1,4 +1,4 @@
-"""Moves rows along an accepted path in all layers' rings, as `drafts.paths.compact` moves keys and values."""
+"""Moves rows along an accepted path in all layers' rings; `accepted_path.compact` moves keys and values."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from eyas.engine.formats.dense import DenseProjection
 from eyas.engine.formats.packed import PackedLoader
 from eyas.engine.formats.projection import Projection, ProjectionLoader
 from eyas.engine.formats.table import loader_of
-from eyas.engine.kernels.drafts import newest
-from eyas.engine.kernels.drafts.join import join
+from eyas.engine.kernels.drafts import mtp_states
+from eyas.engine.kernels.drafts.head_input import join
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import skinny, updates
 from eyas.engine.kernels.products.blocks import StoredWeight
@@ -168,15 +168,15 @@ class DeviceMachine(Machine[Projection]):
     def capped(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         return logits.div_(cap).tanh_().mul_(cap)
 
-    def newest(self, rows: ForwardRows, pool: KvPool, stages: int, width: int) -> DeviceNewest:
-        sources = newest.sources(rows, self.context.attention.tables, pool.page_size)
+    def mtp_states(self, rows: ForwardRows, pool: KvPool, stages: int, width: int) -> DeviceMtpStates:
+        sources = mtp_states.sources(rows, self.context.attention.tables, pool.page_size)
         pages = pool.behind(stages + 1, stages, width)
-        return DeviceNewest(rows.kv_rows, sources, pages, pool.page_size, self.context.launch.pdl)
+        return DeviceMtpStates(rows.kv_rows, sources, pages, pool.page_size, self.context.launch.pdl)
 
 
 @dataclass(frozen=True)
-class DeviceNewest:
-    """The `NewestRows` of one forward. `sources`: as `newest.sources` gave them; `pages`: where they stay."""
+class DeviceMtpStates:
+    """The `MtpStates` of one forward, with the result of `mtp_states.sources` and the pages of the rows."""
 
     kv_rows: torch.Tensor
     sources: torch.Tensor
@@ -186,11 +186,11 @@ class DeviceNewest:
 
     def before(self, gave: torch.Tensor, stage: int) -> torch.Tensor:
         """The results of the row before each row."""
-        return newest.before(gave, self.sources, self.pages, stage, self.pdl)
+        return mtp_states.before(gave, self.sources, self.pages, stage, self.pdl)
 
     def keep(self, gave: torch.Tensor) -> None:
         """Writes what the last row in each page gave."""
-        newest.keep(gave.contiguous(), self.kv_rows, self.pages, self.page_size, self.pdl)
+        mtp_states.keep(gave.contiguous(), self.kv_rows, self.pages, self.page_size, self.pdl)
 
 
 def router_tiles(rows: int, hidden: int) -> Table:

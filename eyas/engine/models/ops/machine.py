@@ -25,7 +25,7 @@ from eyas.engine.models.ops.parts import JoinPart
 from eyas.engine.parallel.expert_places import SpreadExperts
 
 
-class NewestRows(Protocol):
+class MtpStates(Protocol):
     """The results of each page's newest certain row at the stages of a draft head, stored in the page itself.
 
     Of such a head the row before is needed to make the next: it may be one of an earlier step, of a prefix
@@ -145,10 +145,8 @@ class Machine(ABC, Generic[ProjectionT]):
         """cap * tanh(logits / cap), in place."""
 
     @abstractmethod
-    def newest(self, rows: Any, pool: KvPool, stages: int, width: int) -> NewestRows:
-        """The newest rows, for a forward of certain rows. `stages`: before a head's last one, whose rows are
-        `width` wide.
-        """
+    def mtp_states(self, rows: Any, pool: KvPool, stages: int, width: int) -> MtpStates:
+        """The stored states, for a forward of accepted rows: `stages` per page, `width` numbers each."""
 
 
 @dataclass(frozen=True)

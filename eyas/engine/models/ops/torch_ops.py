@@ -426,8 +426,8 @@ class TorchMachine(Machine[Linear]):
     def capped(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         return soft_cap(logits, cap)
 
-    def newest(self, rows: ForwardBatch, pool: KvPool, stages: int, width: int) -> PagedRows:
-        return PagedRows(rows.spans, pool, stages, width)
+    def mtp_states(self, rows: ForwardBatch, pool: KvPool, stages: int, width: int) -> TorchMtpStates:
+        return TorchMtpStates(rows.spans, pool, stages, width)
 
     @torch.inference_mode()
     def serve_others(self, layers: Sequence[DecoderLayer[Linear]], nothing: torch.Tensor) -> None:
@@ -441,8 +441,8 @@ class TorchMachine(Machine[Linear]):
                 made_by_experts(nothing, chosen, part, self.ranks)
 
 
-class PagedRows:
-    """The `NewestRows` of one forward of certain rows."""
+class TorchMtpStates:
+    """The `MtpStates` of one forward of certain rows."""
 
     def __init__(self, spans: Sequence[QuerySpan], pool: KvPool, stages: int, width: int) -> None:
         """`spans`: of the forward, one after the other."""

@@ -1,6 +1,6 @@
 """Hidden states of MTP layers: that of the row before each accepted row, and that of each page's newest row.
 
-`NewestRows` of `eyas.engine.models.ops.machine` says what for; `PagedRows` is a CPU's. Rows
+`MtpStates` of `eyas.engine.models.ops.machine` says why; `TorchMtpStates` is the form for a CPU. Rows
 are told apart by the physical row that each one writes.
 """
 

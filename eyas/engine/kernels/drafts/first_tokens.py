@@ -18,7 +18,7 @@ from eyas.engine.kernels.sampling.ranking import unmarked
 class PromptEnds:
     """Prompts that end in a step, all int32 [E].
 
-    `slots` whose they are (padding changes no table); `positions` of their first tokens; `rows`: where in
+    `slots` of their sequences (padding changes no table); `positions` of their first tokens; `rows`: where in
     `following` [C + 1] each of these stands.
     """
 
@@ -28,12 +28,12 @@ class PromptEnds:
     following: Tensor
 
 
-def land(tables: SlotTables, ends: PromptEnds, chosen: Tensor, result: Tensor, pdl: bool) -> None:
+def store(tables: SlotTables, ends: PromptEnds, chosen: Tensor, result: Tensor, pdl: bool) -> None:
     """`chosen` int32 [E] become their sequences' roots, stand in their texts, and are copied to `result`;
     there alone they may be marked.
     """
     count = ends.slots.shape[0]
-    _land[(cdiv(count, LANES),)](
+    _store[(cdiv(count, LANES),)](
         ends.slots,
         ends.positions,
         ends.rows,
@@ -54,7 +54,7 @@ def land(tables: SlotTables, ends: PromptEnds, chosen: Tensor, result: Tensor, p
 
 
 @kernel(do_not_specialize=(*PLAIN, "slots", "positions", "end_rows", "chosen", "following", "result"))
-def _land(
+def _store(
     slots,
     positions,
     end_rows,

@@ -1,4 +1,4 @@
-"""Couples drafts to their request's seed: adds the noise that the target will add to the same tokens.
+"""Adds to drafts' logits the noise that the target will add to the same tokens, by their request's seed.
 
 The softmax of what is left in the logits is `sampler.draft_probabilities`, the specification, up to rounding;
 its best id is that of `sampler.perturbed`.
@@ -17,7 +17,7 @@ from eyas.engine.kernels.sampling.gumbel import gumbel_at, gumbel_from
 _TILE = 2048  # ids per program
 
 
-def couple(batch: RoundBatch, level: int, logits: Tensor, token_map: Tensor | None) -> None:
+def add_noise(batch: RoundBatch, level: int, logits: Tensor, token_map: Tensor | None) -> None:
     """logits += temperature * G, in place, for the children that a tree gets at `level` (0: the root's).
 
     `logits` float32 [B * R, draft vocab]: R rows for each sequence of the batch. Their tokens stand at
@@ -25,7 +25,7 @@ def couple(batch: RoundBatch, level: int, logits: Tensor, token_map: Tensor | No
     same). At temperature 0 no logits are read or written.
     """
     tables, (rows, vocab) = batch.tables, logits.shape
-    _couple[(cdiv(vocab, _TILE), rows)](
+    _add_noise[(cdiv(vocab, _TILE), rows)](
         *(logits, logits.stride(0), batch.slots, tables.length),
         *(tables.temperature, tables.seed, tables.choice, token_map, level),
         ROWS=rows // batch.size,
@@ -38,7 +38,7 @@ def couple(batch: RoundBatch, level: int, logits: Tensor, token_map: Tensor | No
 
 
 @kernel(do_not_specialize=(*PLAIN, "temperature", "choice", "token_map"))
-def _couple(
+def _add_noise(
     logits,
     stride,
     slots,

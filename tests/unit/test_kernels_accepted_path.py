@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eyas.engine.kernels.drafts.paths import MaskedRows, compact, gather_path
+from eyas.engine.kernels.drafts.accepted_path import MaskedRows, compact, gather_path
 from eyas.engine.kernels.drafts.rounds import FACTS, RoundVerdicts
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
