@@ -135,7 +135,7 @@ async def test_what_runs_when_its_adapter_is_unloaded_goes_on_to_its_end(
 ) -> None:
     async with real_cluster(config, tmp_path, LAYOUTS[layout], lora_dir=folder_of(config)) as cluster:
         await load_all(cluster.http)
-        running = asyncio.create_task(ask(cluster.http, "a", GREEDY, tokens=400))
+        running = asyncio.create_task(ask(cluster.http, "a", GREEDY, tokens=300))
         decode = next(one for one in cluster.workers if Role.DECODE in one.front.describe().roles)
         async with asyncio.timeout(20):
             while not decode.load.adapters.running:

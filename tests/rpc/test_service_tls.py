@@ -190,3 +190,14 @@ def test_an_authority_signs_again(tmp_path: Path, capsys: pytest.CaptureFixture[
     (folder / "ca.key").write_bytes((folder / "services" / "tls.key").read_bytes())
     assert main(["certs", str(folder)]) == 2
     assert "the key is not the certificate's" in capsys.readouterr().err
+
+
+async def test_a_proxy_of_the_environment_is_not_used(
+    ours: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As curl's users have one: no process of a cluster would reach another, and none would say why."""
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for tls in (None, ServiceTls.load(ours.services)):
+        async with service(tls) as address, rpc.dialer(tls)(address) as channel:
+            assert await rpc.is_serving(channel, WAITS_S)

@@ -142,7 +142,7 @@ def test_where_most_begin_all_are_drafted_for_together(
     drive: AheadDrive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No batch is launched for the others, and rounds wait for the ends of prompts that come behind them."""
-    monkeypatch.setattr(draft_engine, "SPIN_S", 5.0)
+    monkeypatch.setattr(draft_engine, "SPIN_S", 0.5)
     monkeypatch.setattr(draft_engine, "BUSY_S", 60.0)
     drive.follow(steps=2, draft_tokens=3)
     before = len(drive.device.launched)

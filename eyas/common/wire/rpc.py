@@ -54,6 +54,7 @@ _OPTIONS: Options = {
     "grpc.max_receive_message_length": MAX_MESSAGE_BYTES,
 }
 _CHANNEL_OPTIONS = _OPTIONS | {
+    "grpc.enable_http_proxy": 0,  # which `http_proxy` would put between a cluster's own processes
     "grpc.initial_reconnect_backoff_ms": 200,
     "grpc.min_reconnect_backoff_ms": 200,
     "grpc.max_reconnect_backoff_ms": 2000,
