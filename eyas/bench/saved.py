@@ -65,8 +65,10 @@ def read_runs(path: Path) -> list[SavedRun]:
     """
     try:
         lines = path.read_text().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", param=str(path)) from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}", param=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: cannot be read: it is not UTF-8", param=str(path)) from error
     runs = [parse_run(line, f"{path}:{i}", path.stem) for i, line in enumerate(lines, 1) if line.strip()]
     if not runs:
         raise ConfigError(f"{path}: has no line: {REMEDY}", param=str(path))

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     """Searches, and tells of every product as it is found. Raises ConfigError without a GPU, or products."""
     gpu, began = gpus.model(args.device), time.monotonic()
     if not gpu:
-        raise ConfigError(f"--device: there is no GPU {args.device} here", param="device")
+        raise ConfigError(f"--device: {args.device!r} is no GPU here", param="device")
     from eyas.bench import packed_search, tile_search
     from eyas.engine.kernels.experts.grouped_tiles import TILES
     from eyas.engine.kernels.products.skinny_tiles import PACKED_TILES

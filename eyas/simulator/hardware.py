@@ -80,8 +80,10 @@ def read_hardware(path: Path) -> WorkerHardware:
     """The worker that a file of rates describes. Raises ConfigError that names the field."""
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--rates: {path}: {error}", param="rates") from error
+    except OSError as error:
+        raise ConfigError(f"--rates: {path} cannot be read: {error.strerror}", param="rates") from error
+    except ValueError as error:
+        raise ConfigError(f"--rates: {path} is not JSON: {error}", param="rates") from error
     if not isinstance(fields, dict):
         raise ConfigError(f"--rates: {path} is not a JSON object", param="rates")
     return parse_hardware(fields)
