@@ -112,6 +112,8 @@ def test_an_id_is_the_contents(tmp_path: Path, model: Path) -> None:
         ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication"),
         ({"trainable_token_indices": [1]}, "trainable_token_indices"),
         ({"alora_invocation_tokens": [1, 2]}, "activated LoRA"),
+        ({"kasa_config": {"beta": 1e-4}}, "KaSA"),
+        ({"monteclora_config": {"num_samples": 8}}, "MonteCLoRA"),
         ({"r": 0}, "r 0 must be 1 or more"),
         ({"r": 2.5}, "r 2.5"),
         ({"lora_alpha": "16"}, "lora_alpha '16'"),

@@ -309,7 +309,8 @@ def test_memory_of_which_a_tensor_still_serves_is_no_other_updates() -> None:
     written = SimpleNamespace(rehearse=id, write=lambda file, beat: None, forget=lambda: None)
     sources: Any = WeightSources("cpu")
     sources.keep = kept.append
-    weights: Any = EngineWeights(cast("Any", None), cast("Any", written), sources)
+    model = SimpleNamespace(target=SimpleNamespace(tied_head=False))
+    weights: Any = EngineWeights(cast("Any", model), cast("Any", written), sources)
     files = []
     for whole in (True, False, True, True):
         data = save({name: torch.ones(2) for name in ("ab" if whole else "b")})

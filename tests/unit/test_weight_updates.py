@@ -121,6 +121,30 @@ def test_an_updated_engine_is_one_that_was_started_on_the_new_weights(
     assert models.tokens(cluster, digest) == expected["new"], "two halves are the whole"
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_tied_head_comes_with_its_embedding_or_not(
+    models: Models, expected: dict[str, list[Any]], tmp_path: Path, stored: bool
+) -> None:
+    """Trainers send both names or one; folders hold both (`stored`) or one."""
+    head, embedding = "lm_head.weight", "model.embed_tokens.weight"
+    folder = Path(shutil.copytree(models.folder / "target", tmp_path / "target"))
+    old, new = (load_file(models.folder / name / "model.safetensors") for name in ("target", "new"))
+    if stored:
+        save_file(old | {head: old[embedding].clone()}, folder / "model.safetensors")
+    layers = {name: tensor for name, tensor in new.items() if name != embedding}
+    cluster = Cluster(replace(models.old, model=str(folder), draft=None))
+    try:
+        both = {embedding: new[embedding], head: new[embedding].clone()}
+        for number, part in enumerate((both, {embedding: old[embedding]}, both, layers), 1):
+            digest = cluster.update(BytesSource((save(part),)), number, whole=False)
+        assert models.tokens(cluster, digest) == expected["new"]
+        other = {head: old[embedding]}
+        reply = cluster.tell("unified", PrepareWeights("bad", 5, BytesSource((save(other),)), False))
+        assert reply.failure is not None and "tie_word_embeddings" in reply.failure.message
+    finally:
+        cluster.close()
+
+
 def test_a_split_cluster_changes_at_once(models: Models, expected: dict[str, list[Any]]) -> None:
     """Prompts are computed by one worker and continued by another; requests of a version that neither has any
     more are refused.

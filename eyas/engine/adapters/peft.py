@@ -60,6 +60,8 @@ _UNSERVED = {
     "modules_to_save": "whole modules (modules_to_save)",
     "lora_bias": "biases of factors (lora_bias)",
     "use_qalora": "QALoRA (use_qalora)",
+    "kasa_config": "KaSA, which cuts the base model's weights (kasa_config)",
+    "monteclora_config": "MonteCLoRA (monteclora_config)",
     "use_bdlora": "block-diagonal factors (use_bdlora)",
     "layer_replication": "replicated layers (layer_replication)",
     "trainable_token_indices": "embeddings of tokens (trainable_token_indices)",

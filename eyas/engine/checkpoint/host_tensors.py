@@ -10,7 +10,7 @@ import hashlib
 import math
 import mmap
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
@@ -258,6 +258,12 @@ class LayeredFile:
     def get_slice(self, name: str) -> Any:
         """Opens a reader of a tensor."""
         return self._home[name].get_slice(name)
+
+    def without(self, names: Container[str]) -> LayeredFile:
+        """The same but for those tensors."""
+        rest = LayeredFile()
+        rest._home = {name: file for name, file in self._home.items() if name not in names}
+        return rest
 
     def parts(self) -> list[tuple[Any, list[str]]]:
         """The files, and the names of the tensors that each gives."""

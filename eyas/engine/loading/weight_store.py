@@ -23,6 +23,7 @@ from eyas.engine.ipc.pulse import Beat
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.weight_sources import WeightSources
 from eyas.engine.loop.weight_updates import StagedWeights
+from eyas.engine.models.decoder import HEAD
 from eyas.engine.models.table import read_model
 
 UNSAID = frozenset(("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"))
@@ -122,12 +123,16 @@ class EngineWeights:
         self._sources.leave(group)
 
     def _whole(self, read: HostTensors, *, whole: bool) -> HostFile:
+        """What is served after the update. A tied head's copy may come with it; a copy of before would be one
+        of an embedding that changes.
+        """
         if whole:
             return read
-        below = self._stored()
-        if unknown := sorted(set(read.keys()) - set(below.keys())):
+        below, target = self._stored(), self._loaded.target
+        copies = {n for n in (*read.keys(), *below.keys()) if target.tied_head and target.spelling(n) == HEAD}
+        if unknown := sorted(set(read.keys()) - set(below.keys()) - copies):
             raise InvalidRequest(f"the model has no tensor {unknown[0]}", param="names")
-        return LayeredFile(read, below)
+        return LayeredFile(read, LayeredFile(below).without(copies))
 
     def _stored(self) -> HostFile:
         """The tensors that are served, as they were stored."""
