@@ -21,7 +21,7 @@ from eyas.common.page_names import PageShape
 from eyas.common.types import KvHandle, Role, WorkerInfo
 from eyas.common.wire import rpc
 from eyas.common.wire.clients import DecodeSessionClient, InfoClient, PrefillClient
-from eyas.common.wire.control import ControlCommand, ControlOutcome
+from eyas.common.wire.control import ControlCommand, ControlOutcome, ReleaseMemory, ResumeMemory
 from eyas.common.wire.control_service import ControlClient
 from eyas.common.wire.transfer import TransferClient
 from gateway.backends.retries import RetryBudget
@@ -230,15 +230,29 @@ class Cluster:
     async def control(self, command: ControlCommand) -> dict[str, ControlOutcome]:
         """Has every target worker carry the command out; what each did. This gateway knows it from then on.
 
-        Raises what keeps one of them from it; the others have done it then.
+        Raises what keeps one of them from it. The others have done it then, but memory that left comes back:
+        a cluster that half sleeps serves nothing.
         """
 
         async def one(worker: str) -> ControlOutcome:
             return await ControlClient(self._channels.get(worker)).control(command)
 
         outcomes = await self._targets.ask(self._targets.names(), one)
+        if outcomes.failed and isinstance(command, ReleaseMemory):
+            await self._take_back(outcomes.answers)
         await self._targets.refresh()
         return outcomes.whole("did as they were asked")
+
+    async def _take_back(self, released: dict[str, ControlOutcome]) -> None:
+        """Has each of these workers resume what it has just released. One that cannot sleeps on: its state
+        says so.
+        """
+
+        async def one(worker: str) -> ControlOutcome:
+            tags = tuple(move.tag for move in released[worker].moved)
+            return await ControlClient(self._channels.get(worker)).control(ResumeMemory(tags))
+
+        await self._targets.ask((worker for worker, outcome in released.items() if outcome.moved), one)
 
     def occupy(self, worker: str, part: UnderWay) -> LegLoad:
         """Counts a leg that starts on `worker`, at once, so that the next request is routed with it in mind.

@@ -107,6 +107,23 @@ async def test_a_cluster_pauses_sleeps_and_goes_on_to_the_same_answers(
         assert (await generate(cluster, 40))["output_ids"] == undisturbed["output_ids"]
 
 
+async def test_all_workers_sleep_or_none(config: EngineConfig, tmp_path: Path) -> None:
+    """One still has a request: the other takes back what it had let go, and answers go on."""
+    async with real_cluster(config, tmp_path, SPLIT) as cluster:
+        undisturbed = await generate(cluster, 40)
+        running = asyncio.create_task(generate(cluster, 40))
+        decode = next(worker for worker in cluster.workers if Role.DECODE in worker.front.describe().roles)
+        async with asyncio.timeout(20):
+            while not decode.engine._scheduler.running:
+                await asyncio.sleep(0.001)
+        await post(cluster, "/pause_generation", mode="in_place")
+        response = await cluster.http.post("/release_memory_occupation")
+        assert response.status_code == 400 and "1 of 2 workers" in response.text
+        await post(cluster, "/continue_generation")
+        for answer in (await running, await generate(cluster, 40)):
+            assert answer["output_ids"] == undisturbed["output_ids"]
+
+
 async def _sleeps_as_in_vllm(cluster: RealCluster) -> None:
     """In two steps, as trainers wake it: new weights may come between."""
 
