@@ -62,7 +62,7 @@ class DraftStreams:
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def _post(self, up: DraftUp) -> None:
-        if stream := self._streams.get(up.worker):  # else the engine is told that the stream has ended
+        if stream := self._streams.get(up.worker):  # else the engine gets the stream's end
             stream.post(up)
 
     def _end(self, stream: _DraftStream) -> None:
@@ -89,7 +89,7 @@ class _DraftStream:
         if self._down:
             self._report(up, "the draft worker is down")
         elif len(self._queue) >= MAX_QUEUED:
-            # The engine is told that these sequences are closed, so it will not close them itself.
+            # The engine learns that these sequences are closed, and does not close them itself.
             self._owed += [*up.closes, *(DraftClose(c.seq, c.generation) for c in up.commits)]
             self._offer = up.channel or self._offer
             self._report(up, "the draft worker is behind")
@@ -137,7 +137,7 @@ class _DraftStream:
             await asyncio.sleep(backoff)
 
     def _mark_down(self, reason: str) -> None:
-        """The stream has broken, and all its sequences are lost. The engine is told once per break."""
+        """The stream has broken, and all its sequences are lost. The engine gets one message per break."""
         self._queue.clear()
         self._owed, self._offer = [], None
         if not self._down:

@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> CommandParser:
-    # Imported here, where a Ctrl-C is told as everywhere else.
+    # Imported here, where a Ctrl-C is reported as everywhere else.
     from eyas import flags, layout_flags, process_flags
     from eyas.evals.flags import add_eval
     from eyas.peers.reading import MODEL, read

@@ -183,7 +183,7 @@ async def fronts(
     quotas = quotas or CallerQuotas()  # both fronts count together
     metrics.turns.ask(lambda: quotas.pace.waiting)
     grpc = GrpcFront(config, backend, tokenizer, metrics, quotas)
-    config = dataclasses.replace(config, grpc_port=grpc.port)  # callers are told the real one
+    config = dataclasses.replace(config, grpc_port=grpc.port)  # callers get the real one
     app = guarded(create_app(config, backend, tokenizer, metrics, quotas), config)
     app = rooted(app, config.root_path)
     limits, shared = HttpLimits(config.max_connections), config.member is not None

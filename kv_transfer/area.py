@@ -108,7 +108,7 @@ def allocate_file(path: Path) -> None:
 def create_file(path: Path, size: int) -> mmap.mmap:
     """A new file of `size` bytes, mapped. Raises ConfigError if its folder cannot hold it.
 
-    It is allocated, not only sized: a full file system is told here, not by a SIGBUS in a kernel.
+    It is allocated, not only sized: a full file system fails here, not by a SIGBUS in a kernel.
     """
     with contextlib.ExitStack() as undo:
         try:

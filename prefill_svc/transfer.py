@@ -129,7 +129,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
     ) -> transfer_pb2.ReleaseResponse:
         """Whether the lease never lapsed. Raises DeadlineExceeded if the engine does not answer in time.
 
-        One way, the engine is told and does not answer.
+        A one-way call goes to the engine, which does not answer.
         """
         self._forget(request)
         if request.one_way:

@@ -45,7 +45,7 @@ class EngineAnswer:
 
 @dataclass(frozen=True)
 class EnginePrompt:
-    """Ids to be continued by at most `longest`, and the number by which the answer is told."""
+    """Ids to be continued by at most `longest`, and the number that names the answer."""
 
     number: int
     ids: Sequence[int]

@@ -178,7 +178,7 @@ def build_prompt_kernels(config: EngineConfig) -> None:
 
 
 def script(plan: BatchPlan, vocab_size: int, constant: dict[str, Any], tell: Tell) -> Script:
-    """Every batch in turn; one that fails is told with its `error`, and the next one follows."""
+    """Every batch in turn; one that fails is reported with its `error`, and the next one follows."""
     for batch in plan.batches:
         try:
             traces = yield from repeat(batch, vocab_size)

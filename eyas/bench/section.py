@@ -120,7 +120,7 @@ def _cell(value: Any) -> str:
 
 @dataclass(frozen=True)
 class RunEnvironment:
-    """`hardware` names the machine in a few words: sections of a page are told apart by it."""
+    """`hardware` names the machine in a few words, and so the section of a page."""
 
     hardware: str
     details: str

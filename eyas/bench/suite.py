@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code: 1 if a request failed."""
     names = cases_of(args)
     for name in names:
-        make_case(name)  # so that a wrong name is told before anything starts
+        make_case(name)  # a wrong name fails before anything starts
     check_writable("output-file", args.output_file)
     if args.report:
         check_writable("report", args.report)

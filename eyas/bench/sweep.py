@@ -161,7 +161,7 @@ def _check(args: argparse.Namespace) -> None:
         check_writable("plot", args.plot)
         check_plot(args.plot)
         check_series(len(args.url))
-    make_plan(_at(args, 1.0))  # so that a wrong flag is told before anything is measured
+    make_plan(_at(args, 1.0))  # a wrong flag fails before anything is measured
 
 
 async def sweep(args: argparse.Namespace, servers: Mapping[str, MeasuredServer]) -> int:

@@ -49,7 +49,7 @@ def run_group(config: GatewayConfig) -> None:
     if config.key_limits is not None:
         text = "each of %d gateway processes counts what keys use: a key may have up to %d times its limits"
         _logger.warning(text, config.processes, config.processes)
-    # What is wrong with them is told once, before any process starts.
+    # Errors in them are reported once, before any process starts.
     registry(config.registry, ca=config.registry_ca, cluster=config.cluster)
     Tokenizer.load(config.texts.folder, template=config.chat_template)
     service_tls(config.tls_dir)

@@ -15,7 +15,15 @@ from eyas.evals.asking import EvalSide, TaskOptions, ask_all, sides_of
 from eyas.evals.questions import EvalTask
 from eyas.evals.scores import JudgedOutcome, PairedComparison, compare, figures, judge, score_table
 
-SETTINGS = ("shots", "chat", "limit", "max_tokens", "parallel", "temperature", "seed")  # flags that are told
+SETTINGS = (
+    "shots",
+    "chat",
+    "limit",
+    "max_tokens",
+    "parallel",
+    "temperature",
+    "seed",
+)  # in the report
 
 
 def evaluate(args: argparse.Namespace, task: EvalTask) -> int:
@@ -72,7 +80,7 @@ def _is_well(outcomes: list[JudgedOutcome], comparison: PairedComparison | None,
     return whole and passed and (same or not identical)
 
 
-# --- what is told ------------------------------------------------------------------------------------------
+# --- the report --------------------------------------------------------------------------------------------
 
 
 def _append(

@@ -121,7 +121,7 @@ GATEWAY = (
     FlagRow(
         VLLM,
         ("--enable-reasoning",),
-        AcceptedFlag("reasoning is told apart where the chat template has it"),
+        AcceptedFlag("reasoning is separated where the chat template has it"),
         NONE,
     ),
     FlagRow(

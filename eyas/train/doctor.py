@@ -1,6 +1,6 @@
 """`eyas doctor head`: what a draft head is, whether it fits a target, and how well it drafts for it.
 
-Everything that does not fit is told at once: a folder's tensors stand beside what a model wants of them. A
+All that does not fit is reported at once: a folder's tensors stand beside what a model wants of them. A
 model that is built from a `CheckpointInspection` is no model: it only says by what it takes which tensors it
 needs.
 """

@@ -39,13 +39,13 @@ class FetchTasks:
         self._running: dict[tuple[int, int], asyncio.Task[int]] = {}  # by pull and number
 
     def start(self, job: CopyPages, group: KvKind, chunks: AsyncGenerator[memoryview, None]) -> None:
-        """Writes `chunks` into `job.dst_pages` of our pool of `group`; however it ends, it is told."""
+        """Writes `chunks` into `job.dst_pages` of our pool of `group`; every end is reported."""
         task = asyncio.create_task(self._fetch(job, group, chunks))
         self._running[job.pull, job.number] = task
         task.add_done_callback(functools.partial(self._stopped, job, time.monotonic()))
 
     def stop(self, pull: int, number: int | None = None) -> None:
-        """Ends a fetch of a pull, or all of them; each is told once it has ended."""
+        """Ends a fetch of a pull, or all of them; each is reported once it has ended."""
         for task in [task for (of, n), task in self._running.items() if of == pull and number in (None, n)]:
             task.cancel()
 
@@ -95,19 +95,19 @@ class OpenStagings:
         self._running: dict[tuple[int, int], tuple[asyncio.Task[None], asyncio.Event]] = {}
 
     def start(self, job: StageCopy, staging: Staging) -> None:
-        """Asks the owner; however it ends, it is told."""
+        """Asks the owner; every end is reported."""
         read = asyncio.Event()
         task = asyncio.create_task(self._hold(job, staging, read))
         self._running[job.pull, job.number] = task, read
         task.add_done_callback(functools.partial(self._stopped, job, time.monotonic()))
 
     def read(self, event: CopyRead) -> None:
-        """The engine has read the slots. What has ended meanwhile was told."""
+        """The engine has read the slots. Those that have ended were reported."""
         if (event.pull, event.number) in self._running:
             self._running[event.pull, event.number][1].set()
 
     def stop(self, pull: int, number: int | None = None) -> None:
-        """Ends one of a pull, or all of them; each is told once it has ended."""
+        """Ends one of a pull, or all of them; each is reported once it has ended."""
         for (of, n), (task, _) in list(self._running.items()):
             if of == pull and number in (None, n):
                 task.cancel()

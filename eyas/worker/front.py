@@ -148,7 +148,7 @@ class WorkerFront:
         await self._refresh()
 
     async def stop(self) -> None:
-        """NOT_SERVING: streams end with UNAVAILABLE, and the engine is told to leave."""
+        """NOT_SERVING: streams end with UNAVAILABLE, and the engine gets the call to leave."""
         self._leaving = True
         if self._beginning is not None:
             self._beginning.cancel()

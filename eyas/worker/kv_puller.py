@@ -168,7 +168,7 @@ class KvPuller:
         self._stagings.start(event, staging)
 
     def _watched(self, event: CopyPages | StageCopy) -> _OpenPull | None:
-        """The pull of a copy; None, which is told, if it failed while this event was under way."""
+        """The pull of a copy; None, and a report of it, if it failed while this event was under way."""
         if event.pull in self._watches:
             return self._watches[event.pull][0]
         failure = WireFailure.of(TransferFailed("the Watch of this pull has ended"))
@@ -301,7 +301,7 @@ class LinkProbes:
             self._stagings.start(job, staging)
 
     def _owner(self, job: CopyPages | StageCopy) -> _PageOwner | None:
-        """None, which is told, if the probe ended while this event was under way."""
+        """None, and a report of it, if the probe ended while this event was under way."""
         owner = self._owners.get(job.pull)
         if owner is None:
             failure = WireFailure.of(TransferFailed("this probe has ended"))

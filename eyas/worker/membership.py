@@ -47,7 +47,7 @@ class ClusterMembership:
     async def start(self) -> None:
         """Publishes this worker (redis only) and starts to follow the other members.
 
-        The worker's server runs already. A list that leaves this worker out is told in the log.
+        The worker's server runs already. A list that leaves this worker out is logged.
         """
         roles = set(self._config.engine.roles)
         if self._presence:

@@ -189,7 +189,7 @@ class _EngineHalf:
         raise Unavailable(f"the engine process ended with code {self._process.exit_code()}")
 
     async def leave(self) -> None:
-        """Waits for a process that was told to leave, then kills it; removes what it left."""
+        """Waits for a process that shall leave, then kills it; removes the files that it left."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_S):
                 await self._ended.wait()

@@ -46,7 +46,7 @@ class ApiCall:
 
     Choice c of prompt p is choice p * n + c of the answer. `echoes`: one per prompt if answers begin with
     their prompts, else (). `reading`: what is looked for in the answers' text; None: it is the content.
-    `returned`: how many choices of each prompt are told, the likeliest; None: all.
+    `returned`: how many choices of each prompt are returned, the likeliest; None: all.
     """
 
     id: str
@@ -65,7 +65,7 @@ class ApiCall:
     tells_logprobs: bool = True  # False: they are there to choose by
     echoes: tuple[PromptEcho, ...] = ()
     reading: MessageReading | None = None
-    speaks_functions: bool = False  # a call is told as OpenAI's older `function_call`
+    speaks_functions: bool = False  # a call is returned as OpenAI's older `function_call`
     grammar_field: str = ""  # of the body: where its grammar comes from
     names: tuple[str, ...] = ()  # that its caller gave its prompts
     experts: bool = False  # the answer tells those that its rows took

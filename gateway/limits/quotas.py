@@ -60,7 +60,7 @@ def read_limits(path: str | None) -> CallerLimits:
     """The limits in a TOML file: a table `default`, in `keys.NAME` what differs for one key, and in
     `adapters.NAME` those of an adapter.
 
-    No limits for None. Raises ConfigError, naming the table and the word, for what is no limit.
+    No limits for None. Raises ConfigError, naming the table and the key, for what is no limit.
     """
     if path is None:
         return CallerLimits()

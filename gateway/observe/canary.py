@@ -25,7 +25,7 @@ from gateway.text.entries import RequestTrace
 
 PROMPT = (0, 1, 2, 3)
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
-TICK_S = 0.1  # while something is wrong: an answer again is told at once
+TICK_S = 0.1  # while something is wrong: a recovery shows at once
 CALM_S = 0.5
 PLAIN_RUNS = 2  # runs in a row without a draft that count as degraded: one draft may just be late
 

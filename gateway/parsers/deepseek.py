@@ -1,7 +1,7 @@
 """Calls as DeepSeek-V3, R1 and V3.1 write them, between markers of their own.
 
 V3 and R1 write `function`, a separator, the name, and the arguments in a fenced block; V3.1 writes the name,
-a separator and the arguments. The two are told apart by what follows the separator.
+a separator and the arguments. What follows the separator says which of the two it is.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ def _arguments(parameters: ObjectParameters, argument: Callable[[str, Any], Form
 def _some(items: Sequence[Format], comma: Format) -> Format:
     """One or more of them in their order: some of the first, some of both, or some of the last few.
 
-    The last few are told twice. To have one at a time would nest too deep, half of them would tell too much.
+    The last few are listed twice. To have one at a time would nest too deep, half would say too much.
     """
     if len(items) == 1:
         return items[0]

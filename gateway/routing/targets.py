@@ -31,7 +31,7 @@ class WorkerAnswers(Generic[Answer]):
 
     def whole(self, what: str, after: str = "") -> dict[str, Answer]:
         """All answers. Raises the first failure that is worse than Busy, if one failed, with a text that
-        names all failures: so many workers `what`, but not those. `after`: what follows from that.
+        names all failures: how many workers `what`, and which do not. `after`: what follows from that.
         """
         if not self.failed:
             return self.answers
@@ -115,7 +115,7 @@ class TargetWorkers:
 
 class WorkerRepairs:
     """Tries to bring workers up to the others: one per worker at a time, each begun `REPAIR_S` after the one
-    before it at the earliest. `what`: of theirs is behind.
+    before it at the earliest. `what`: the name of what is behind, for the log.
     """
 
     def __init__(self, what: str) -> None:

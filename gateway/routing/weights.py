@@ -7,7 +7,7 @@ first commit on it stands: a worker that fails then is behind, as one that begin
 Workers say which weights they have, so gateways need no memory of their own and no word to each other: the
 greatest generation counts. A worker that is behind gets no requests. Where the newest weights were read from
 a folder, whichever gateway sees it first has it read them too; a worker that has prepared them already, and
-whose gateway left before it could say so, is told to commit.
+whose gateway left before it could say so, gets the call to commit.
 """
 
 from __future__ import annotations

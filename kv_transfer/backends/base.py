@@ -188,7 +188,7 @@ class TransferBackend(ABC):
 
     @abstractmethod
     def cancel(self, job: CopyJob) -> None:
-        """End a copy early. That it has stopped is told by `poll`, and by nothing else."""
+        """End a copy early. Only `poll` says that it has stopped."""
 
     @abstractmethod
     def checksum(self, proof: CopyJob) -> int:

@@ -21,7 +21,7 @@ class ScoreRequest:
     places: range
     tokens: PromptIds
     top: int
-    experts: bool = False  # those that the rows take are told too
+    experts: bool = False  # the experts of the rows are returned too
 
 
 @dataclass

@@ -97,7 +97,7 @@ class RingPlace(NamedTuple):
     """A sequence's place in a drafter's ring of features on its GPU: number and address, valid while the
     drafter knows the sequence by `generation`.
 
-    `mailbox`: the address of its place in the drafter's mailbox; 0: the host tells of rounds, and is told of
+    `mailbox`: the address of its place in the drafter's mailbox; 0: the host sends rounds, and receives
     drafts.
     """
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Of eight neighbours: which number of the word each is, from the lowest bits on."""
+"""The place within its word of each of eight neighbours, counted from the lowest bits."""
 
 _OTHER = {"w_bit": "bits", "q_group_size": "group_size"}
 """Older spellings."""

@@ -395,7 +395,7 @@ Header = dict[str, tuple[str, tuple[int, ...], int]]
 
 
 def _header(path: Path) -> Header:
-    """The tensors of a file. Raises ConfigError: also for a pipe, which might never say a word."""
+    """The tensors of a file. Raises ConfigError, also for a pipe, which might never give a byte."""
     if not path.is_file():
         raise ConfigError(f"{path} is no file")
     try:

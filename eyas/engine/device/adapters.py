@@ -65,7 +65,7 @@ class DeviceAdapters:
             return self._process.read(folder, self._rooms)
 
     def forget(self, adapter: PackedAdapter) -> None:
-        """Does nothing: whoever has it drops it."""
+        """Does nothing: its memory goes with its last reference."""
 
     def renew(self, adapter: PackedAdapter) -> None:
         """Multiplies its lower factors by the gains as they are now; in its own memory."""

@@ -313,7 +313,7 @@ class StepExecutor:
 
         `rank`: of several that attend with pages of their own.
         """
-        assert rank == 0, "the others are told by rank 0"
+        assert rank == 0, "the other ranks get it from rank 0"
         for pool in self.state.pools:
             pool.copy_page(source, target)
 

@@ -1,6 +1,6 @@
 """Launches the scheduler's steps on one to N attention ranks and keeps their tables true.
 
-It turns works into a `StepInput` for each rank, and says which of its rows are special; what tables are told
+It turns works into a `StepInput` for each rank, and says which of its rows are special; the writes to tables
 is the business of `eyas.engine.device.slot_table`. It does not decide what runs, nor what tokens mean; and it
 waits for a device only where a grammar has to see the drafts.
 
@@ -85,7 +85,7 @@ class DeviceRunner:
         mine = self._by_rank(works)
         writes, joining, arrived = self._tell(mine)
         depth, buckets = self._depth(works)
-        if any(joining):  # they are told, and drafted for, before the step
+        if any(joining):  # written to the tables, and drafted for, before the step
             writes = self._join(joining, writes, buckets.headed)
         self._catch_up(works, buckets)
         shape, placed = self._place(mine, buckets)

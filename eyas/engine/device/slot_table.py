@@ -97,7 +97,7 @@ class SlotTable:
         return occupant is None or (occupant.occupancy, occupant.choice) != (seq.occupancy, seq.choice)
 
     def joined(self, joining: SequenceOf[SequenceWork], width: int, writes: np.ndarray) -> JoinBatch:
-        """`width`: rows of the rounds in the step that follows; `writes`: what the tables are told before."""
+        """`width`: rows of the rounds in the step that follows; `writes`: to the tables, before it."""
         size, words, features = self.layout.page_size, [], np.zeros((len(joining), 0), np.float32)
         for work in joining:
             row = work.start - 1

@@ -263,7 +263,7 @@ class JoinBatch:
 
     `words` int32 [4, J]: each one's slot; of that row the token after it, its position and its physical row.
     `features` float32 [J, head width]: the row's; without a head, of width 0. `width`: rows of the rounds in
-    the step that follows. `writes`: what the tables are told before, as a `StepInput` has it.
+    the step that follows. `writes`: to the tables, before it, as a `StepInput` has them.
     """
 
     words: np.ndarray

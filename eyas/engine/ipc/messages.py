@@ -262,7 +262,7 @@ class EngineReady(TaggedMessage, frozen=True):
     context_length: int
     vocab_size: int
     pages_total: int
-    pools: dict[str, PoolInfo]  # KV kind -> what pullers of its pages are told
+    pools: dict[str, PoolInfo]  # KV kind -> the description that pullers of its pages get
     files: dict[str, str]  # KV kind -> path of the file that its pages are in, for this worker's front alone
     slowest_step_s: float
     draft_width: int = 0

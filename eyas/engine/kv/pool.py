@@ -141,7 +141,7 @@ class PoolShape:
 
     @property
     def geometry(self) -> PoolGeometry:
-        """The sizes as pullers are told of them."""
+        """The sizes, as they are sent to pullers."""
         return PoolGeometry(
             pages=self.all_pages,
             page_size=self.page_size,

@@ -112,7 +112,7 @@ class PlainAdapters:
         """Does nothing: no factor has a number of the weights in it."""
 
     def forget(self, adapter: PackedAdapter) -> None:
-        """Does nothing: whoever has it drops it."""
+        """Does nothing: its memory goes with its last reference."""
 
     def read(self, folder: Path) -> PackedAdapter:
         """The adapter in a folder."""

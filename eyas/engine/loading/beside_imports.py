@@ -18,7 +18,7 @@ def prepare(device: str) -> list[Thread]:
     """Begins to make the GPU's context, and Triton's name of itself, which is a hash of all its files and a
     part of the name of each kernel in its cache. None for a CPU.
 
-    Threads end with the process. What fails is told where it is needed.
+    Threads end with the process. A failure is raised where the result is needed.
     """
     if device == "cpu":
         return []

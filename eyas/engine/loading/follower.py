@@ -1,4 +1,4 @@
-"""The process of a rank above 0: builds the same machine with its share of the model, and does as it is told.
+"""The process of a rank above 0: builds the same machine with its share of the model; rank 0 calls it.
 
 It schedules nothing, samples nothing for anybody and reads no result; it ends with its channel.
 """

@@ -294,7 +294,7 @@ class EngineSpec:
         return config_of_rank(self.decoder(group), self.config.tensor_parallel_size)
 
     def geometry(self, group: KvKind) -> PoolGeometry:
-        """The sizes of this rank's part of the pool, as pullers are told of them."""
+        """The sizes of this rank's part of the pool, as they are sent to pullers."""
         return self.shape(group).geometry
 
     def layout_hash(self, group: KvKind) -> str:

@@ -159,7 +159,7 @@ def _said(times: StepTimes, reach: StepLimits) -> str:
 
 
 class _StepTimer:
-    """Runs samples on pages that have no owner yet, in slots whose next occupants are told anew."""
+    """Runs samples on pages that have no owner yet, in slots whose next occupants write the tables anew."""
 
     def __init__(self, runner: StepRunner, pages: int, page_size: int, width: int, slots: int) -> None:
         self._runner = runner

@@ -507,7 +507,7 @@ def _no_experts(parts: EngineParts) -> str:
     if not most_taken(parts.model):
         return "the model has no experts, or none that are known"
     if parts.config.device_ranks > 1 or parts.config.dp_attention > 1:
-        return "experts are told of where one process has the model"
+        return "experts are returned where one process has the model"
     if not parts.config.arithmetic.startswith(EXACT):
         return "rows take the same experts again with exact arithmetic alone (--deterministic)"
     return ""

@@ -41,7 +41,7 @@ _HEADS_OWN = (".fc.weight", ".hidden_norm.weight", ".d2t", ".eh_proj.weight")
 def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str) -> DraftConfig | None:
     """The model of these tensors; None if they are a head's. ConfigError if it does not fit `target`.
 
-    A "dummy" one is told by its layers, of which heads have one.
+    A "dummy" one is recognised by its layers, of which heads have one.
     """
     own_folder = folder.resolve() == target.folder.resolve()
     if own_folder or next(iter(words(raw, "architectures")), "") not in MODELS:

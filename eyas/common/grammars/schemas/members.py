@@ -19,7 +19,7 @@ from eyas.common.grammars.schemas.terms import SchemaTerms, term_of
 from eyas.common.grammars.schemas.texts import StringRules
 
 _MOST_STATES = 4000
-_MOST_PATTERNS = 3  # whose names are told from one another
+_MOST_PATTERNS = 3  # whose names are kept distinct
 _OF_ALL = {"additionalProperties", "unevaluatedProperties"}
 _OF_OTHERS = {"patternProperties", *_OF_ALL}
 

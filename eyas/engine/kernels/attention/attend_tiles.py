@@ -69,7 +69,7 @@ def tiling_of(
 
 
 def within(tiling: AttentionTiling, window: int, programs: int) -> AttentionTiling:
-    """The tiling of queries that see `window` keys at most (0: all of them), for so many sequences times key
+    """The tiling of queries that see `window` keys at most (0: all of them). `programs`: sequences times key
     heads. To add up parts takes longer than to read a few more keys, once there is a program for each SM.
     """
     if not 0 < window <= _SHORT_WINDOW:

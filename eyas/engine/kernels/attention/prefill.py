@@ -189,7 +189,7 @@ def attend_chunks(
 
 
 def _parts(kv: PagedKv, tiling: ChunkTiling, tiles: int, rows: int) -> int:
-    """The parts that a tile's keys are cut into, at most, of `rows` rows in so many tiles. Tables of short
+    """The most parts that a tile's keys are cut into, of `rows` rows in `tiles` tiles. Tables of short
     sequences alone have few.
     """
     if not _sees_all(kv):
@@ -212,7 +212,7 @@ def _sees_all(kv: PagedKv) -> bool:
 
 
 def _most_parts(programs: int, real: int) -> int:
-    """The parts of keys that an attention by so many programs is worth, with those of padding. A GPU runs one
+    """The parts of keys that attention by `programs` programs, padding included, is worth. A GPU runs one
     per multiprocessor: of 76 it is half idle. Three parts or more of all that may be `real` at once are best.
     """
     if programs >= _PROGRAMS:

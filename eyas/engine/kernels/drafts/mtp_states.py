@@ -1,7 +1,7 @@
 """Hidden states of MTP layers: that of the row before each accepted row, and that of each page's newest row.
 
 `MtpStates` of `eyas.engine.models.ops.machine` says why; `TorchMtpStates` is the form for a CPU. Rows
-are told apart by the physical row that each one writes.
+are identified by the physical row that each one writes.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def mask_in_place(logits: torch.Tensor, places: torch.Tensor | None, masks: torc
 
 
 def report(logits: torch.Tensor, settled: torch.Tensor, work: SpecialWorkspace, count: int) -> None:
-    """`work.tokens` are told: in `work.reports`, and at their rows' places in `settled` int32 [N]."""
+    """Writes `work.tokens` to `work.reports`, and to their rows' places in `settled` int32 [N]."""
     _launch_report(logits, work.rows[:count], work.tokens, work.peaks, settled, work.reports)
 
 

@@ -35,7 +35,7 @@ _SAID_ELSEWHERE = frozenset(
         "use_cache",
     }
 )
-"""What attention is told beside queries, keys and values that changes nothing: masks say what a window is."""
+"""Arguments of attention beside queries, keys and values that change nothing: masks say what a window is."""
 
 
 class Unserved(ValueError):
@@ -145,7 +145,7 @@ def judge(config: Any, model_class: Any, length: int) -> Judgement:
 def seen_by(mask: torch.Tensor | None, length: int, window: int | None) -> tuple[int, int]:
     """The window and the chunk, as of `AttentionSpec`, that a mask of `judged_mask` stands for.
 
-    `window`: what attention is told of one, which counts where there is no mask.
+    `window`: the one that attention gets, which counts where there is no mask.
     """
     if mask is None:
         return int(window or 0), 0
@@ -178,7 +178,7 @@ def seen_by(mask: torch.Tensor | None, length: int, window: int | None) -> tuple
 
 
 def _check_said(said: Mapping[str, Any]) -> None:
-    """Raises Unserved for anything that attention is told and that Eyas' has no word for."""
+    """Raises Unserved for an argument of attention that Eyas' attention does not have."""
     if said.get("dropout"):
         raise Unserved("drops a part of its attention by chance (dropout)")
     known = _SAID_ELSEWHERE | {"dropout", "scaling", "softcap", "s_aux"}
