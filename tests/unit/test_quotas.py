@@ -105,7 +105,7 @@ def test_a_file_names_keys_and_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[default", "cannot be read"),
+        ("[default", "is not TOML"),
         ("[defaults]", "defaults is none of"),
         ("default = 3", "default must be a table"),
         ("keys = 3", "keys must be tables"),
