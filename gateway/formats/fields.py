@@ -8,6 +8,7 @@ at the end: every whole number is bounded by what protobuf can carry.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import re
@@ -157,8 +158,10 @@ B = TypeVar("B", bound=RequestBody)
 def parse(kind: type[B], body: bytes) -> B:
     """The JSON body as `kind`. Raises InvalidRequest naming the first field that is wrong.
 
-    A long list of ids in `kind.ids_field` is an array of C integers.
+    A byte order mark, which .NET and PowerShell may write, is left out. A long list of ids in
+    `kind.ids_field` is an array of C integers.
     """
+    body = body.removeprefix(codecs.BOM_UTF8)
     if kind.ids_field and (parts := long_ids.split(body, kind.ids_field)) is not None:
         rest, ids = parts
         with contextlib.suppress(ValidationError):  # the whole body's says where

@@ -148,3 +148,10 @@ def test_a_long_list_makes_no_object_per_id() -> None:
 @given(st.lists(st.integers(-2, 12), min_size=1), st.integers(1, 12))
 def test_bounds_of_an_array_are_those_of_a_tuple(ids: list[int], end: int) -> None:
     assert all_below(array("i", ids), end) == all_below(tuple(ids), end) == all(0 <= id < end for id in ids)
+
+
+@pytest.mark.parametrize("ids", [[1, 2], MANY])
+def test_a_byte_order_mark_before_the_body_is_left_out(ids: list[int]) -> None:
+    body = json.dumps({"model": "m", "prompt": ids}).encode()
+    assert read(TextBody, b"\xef\xbb\xbf" + body) == read(TextBody, body)
+    assert "not valid JSON" in read(TextBody, b"\xef\xbb\xbf" * 2 + body)[0]
