@@ -96,6 +96,8 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name"),
     "function_call_output": ("call_id", "output"),
+    "custom_tool_call": ("call_id", "name", "input"),
+    "custom_tool_call_output": ("call_id", "output"),
     "reasoning": (),
 }
 
@@ -113,7 +115,7 @@ class ResponseItem(RequestBody):
     )
 
     type: str = Field("message", json_schema_extra={"enum": [*_NEEDED]})
-    """`message`, `function_call`, `function_call_output` or `reasoning`."""
+    """`message`, `function_call`, `custom_tool_call`, a result of either (`..._output`), or `reasoning`."""
     role: Literal["system", "developer", "user", "assistant"] | None = None
     """Message: its author."""
     content: ItemText | None = None
@@ -126,6 +128,8 @@ class ResponseItem(RequestBody):
     """Call: the tool."""
     arguments: str | None = None
     """Call: the text of a JSON object."""
+    input: str | None = None
+    """Call of a custom tool: its text, which the model sees as the argument `input`."""
     output: ItemText | None = None
     """Result: text, or parts of text."""
 
@@ -419,8 +423,10 @@ def _assistant_part(item: ResponseItem) -> dict[str, Any] | None:
     """Returns the item's part of an assistant's message; None if it belongs to another role."""
     if item.type == "reasoning":
         return {"reasoning_content": text_of(item.content) or text_of(item.summary)}
-    if item.type == "function_call":
-        function = {"name": item.name, "arguments": item.arguments or "{}"}
+    if item.type in ("function_call", "custom_tool_call"):
+        is_custom = item.type == "custom_tool_call"
+        arguments = {"input": item.input} if is_custom else item.arguments or "{}"
+        function = {"name": item.name, "arguments": arguments}
         return {"tool_calls": [{"id": item.call_id, "type": "function", "function": function}]}
     if item.type == "message" and item.role == "assistant":
         return {"content": text_of(item.content)}
@@ -428,6 +434,6 @@ def _assistant_part(item: ResponseItem) -> dict[str, Any] | None:
 
 
 def _other(item: ResponseItem) -> dict[str, Any]:
-    if item.type == "function_call_output":
+    if item.type in ("function_call_output", "custom_tool_call_output"):
         return {"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)}
     return {"role": item.role, "content": text_of(item.content)}

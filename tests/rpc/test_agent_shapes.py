@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from http_client import client_of
 from tool_models import speaker
+
+from gateway.formats.fields import parse
+from gateway.formats.responses_request import ResponsesBody, as_chat
 
 THOUGHT = "<think>\nI look.\n</think>\n\nDone."
 SCHEMA = {
@@ -147,6 +151,7 @@ TOLD = {
     "content": [{"type": "output_text", "text": "I run it.", "annotations": [], "logprobs": []}],
 }
 PATCH = {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "x", "status": "completed"}
+PATCHED = {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"}
 PICTURE = [{"type": "input_image", "image_url": "data:x"}]
 
 
@@ -162,7 +167,8 @@ def after(*items: dict[str, Any]) -> dict[str, Any]:
         (after(SUMMED, TOLD, CALL, CALL | {"call_id": "c2"}, OUTPUT, OUTPUT | {"call_id": "c2"}), ""),
         (after(CALL, OUTPUT | {"output": [{"type": "input_text", "text": "out"}]}), ""),
         (after(CALL, OUTPUT | {"output": PICTURE}), "input[4].output[0].type"),
-        (after(PATCH), "input[3].type"),
+        (after(PATCH, PATCHED), ""),
+        (after({**PATCH, "input": None}), "input[3].input"),
         (after({"type": "local_shell_call", "call_id": "c1", "action": {"type": "exec"}}), "input[3].type"),
         (after({"type": "item_reference", "id": "rs_1"}), "input[3].type"),
         ({"tool_choice": "required", "parallel_tool_calls": False}, ""),
@@ -182,3 +188,11 @@ async def test_responses(more: dict[str, Any], refused: str) -> None:
     assert "response.completed" in answer.text.rstrip().rpartition("\n")[2]
     for i, tool in enumerate(OTHERS, 1):
         assert f"tools[{i}]:{tool['type']}" in answer.headers["x-eyas-ignored"]
+
+
+def test_a_call_of_a_custom_tool_is_read_as_one_with_its_input() -> None:
+    body = parse(ResponsesBody, json.dumps(RESPONSES | after(PATCH, PATCHED)).encode())
+    call, result = as_chat(body).messages[-2:]
+    assert call.tool_calls and call.tool_calls[0].function.name == "patch"
+    assert call.tool_calls[0].function.arguments == {"input": "x"}
+    assert (result.role, result.tool_call_id, result.content) == ("tool", "c1", "done")
