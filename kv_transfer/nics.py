@@ -51,7 +51,7 @@ def named(names: Sequence[str], sysfs: Path = SYSFS) -> list[RdmaCard]:
     Raises ConfigError for a name that this host does not have.
     """
     there = {card.name: (card, why) for card, why in _all(sysfs)}
-    found = []
+    cards = []
     for name in names:
         if name not in there:
             has = ", ".join(there) or "none"
@@ -62,8 +62,8 @@ def named(names: Sequence[str], sysfs: Path = SYSFS) -> list[RdmaCard]:
         if why:
             _log.warning("the RDMA card %s is not used: %s", name, why)
         else:
-            found.append(card)
-    return found
+            cards.append(card)
+    return cards
 
 
 def any_up(sysfs: Path = SYSFS) -> bool:
@@ -73,13 +73,13 @@ def any_up(sysfs: Path = SYSFS) -> bool:
 
 def _all(sysfs: Path) -> list[tuple[RdmaCard, str]]:
     """All cards, by name, and why each cannot be used; empty: it can."""
-    found = []
+    cards = []
     for path in folders(sysfs):
         port, driver = path / "ports/1", (path / "device/driver").resolve().name
         state = _text(port / "state")
         why = "" if state.startswith(ACTIVE) else f"the state of its port is {state or 'unknown'}"
-        found.append((RdmaCard(path.name, _rate(_text(port / "rate"))), UNFIT_DRIVERS.get(driver, why)))
-    return found
+        cards.append((RdmaCard(path.name, _rate(_text(port / "rate"))), UNFIT_DRIVERS.get(driver, why)))
+    return cards
 
 
 def _nearness(gpu: Path, card: Path) -> tuple[int, bool]:

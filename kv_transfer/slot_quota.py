@@ -18,19 +18,19 @@ class SlotQuota:
     """
 
     def __init__(self) -> None:
-        self._held: Counter[Hashable] = Counter()
+        self._taken: Counter[Hashable] = Counter()
 
     def allows(self, peer: Hashable, count: int, free: int) -> bool:
         """Whether a peer may take `count` of `free` slots, if there are as many."""
-        held = self._held[peer]
+        held = self._taken[peer]
         return not held or held + count <= PART * (free - count)
 
     def taken(self, peer: Hashable, count: int) -> None:
         """It has taken `count` slots."""
-        self._held[peer] += count
+        self._taken[peer] += count
 
     def given(self, peer: Hashable, count: int) -> None:
         """They are free again."""
-        self._held[peer] -= count
-        if not self._held[peer]:
-            del self._held[peer]
+        self._taken[peer] -= count
+        if not self._taken[peer]:
+            del self._taken[peer]

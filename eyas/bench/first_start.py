@@ -59,8 +59,8 @@ def dense_tiles(shape: ProductShape, most: int) -> list[ProductTile]:
     tiles = [tile_for(shape, 2, {})]
     for columns, split, depth in CUTS:
         warps = 8 if columns * shape.rows > 8192 else 4
-        asked = ProductTile(columns, depth, warps, stages=5, split=split, ahead=256)
-        tile = tile_for(shape, 2, {(shape.kind, shape.rows, shape.n, shape.k): asked})
+        prefetching = ProductTile(columns, depth, warps, stages=5, split=split, ahead=256)
+        tile = tile_for(shape, 2, {(shape.kind, shape.rows, shape.n, shape.k): prefetching})
         if tile.split == split and FEWEST <= shape.n // tile.columns * split <= MOST:
             tiles.append(tile)
     return list(dict.fromkeys(tiles))[:most]
@@ -160,10 +160,10 @@ def launches(products: SearchedProducts, most: int) -> None:
                 race.calls(cut)[0]()
 
 
-Found = tuple[dict[Any, ProductTile], dict[Any, GroupedTile], dict[Any, float]]
+SearchedTiles = tuple[dict[Any, ProductTile], dict[Any, GroupedTile], dict[Any, float]]
 
 
-def search(products: SearchedProducts, device: str, deadline: float, most: int) -> Found:
+def search(products: SearchedProducts, device: str, deadline: float, most: int) -> SearchedTiles:
     """Tiles of dense products and of experts by their keys, and microseconds; until the deadline
     (`time.monotonic`).
     """
@@ -180,9 +180,9 @@ def search(products: SearchedProducts, device: str, deadline: float, most: int) 
         if time.monotonic() > deadline:
             break
         for key, tiles, race in ExpertBench(pair, device).races(most):
-            found = race.fastest(tiles, deadline)
-            experts[key], times[key] = found.tile, found.us
-            _say(key, found)
+            fastest_tiles = race.fastest(tiles, deadline)
+            experts[key], times[key] = fastest_tiles.tile, fastest_tiles.us
+            _say(key, fastest_tiles)
     return dense, experts, times
 
 

@@ -23,7 +23,7 @@ from gateway.parsers.table import ToolFormat
 
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-_MOST_SCHEMAS = 128 << 10  # bytes of all that an answer is held to: twice what a grammar may have
+_MOST_SCHEMAS = 128 << 10  # bytes of all that an answer must follow: twice what a grammar may have
 _TYPES_S = 0.1  # seconds of a processor to find out the types of all: streams wait meanwhile
 _ANY_TYPES = {"null", "boolean", "number", "string", "array", "object"}
 _SPACE: Format = {"type": "regex", "pattern": r"[ \n]{0,4}"}  # between the reasoning and the answer
@@ -107,17 +107,17 @@ def _answer(
 
 
 def _calls(body: ToolFields, format: ToolFormat, must: bool, mark: Mark) -> Format:
-    """The calls that the answer is held to. `must`: it must be calls."""
+    """The calls that the answer must follow. `must`: it must be calls."""
     name = body.named_tool
     may = {name} if name else {tool.function.name for tool in body.callable_tools}
     tools = [(f"{body.tool_field(i)}.parameters", tool) for i, tool in enumerate(body.tools or ())]
     fields = {tool.function.name: field for field, tool in tools}
-    held = {tool.function.name: _held(tool, must) for _, tool in tools if tool.function.name in may}
-    if (size := len(json.dumps(held))) > _MOST_SCHEMAS:
+    offered = {tool.function.name: _schema_of(tool, must) for _, tool in tools if tool.function.name in may}
+    if (size := len(json.dumps(offered))) > _MOST_SCHEMAS:
         said = f"the parameters of {body.tools_field} have {size} bytes, and {_MOST_SCHEMAS} is the most"
         raise InvalidRequest(said, param=body.tools_field)
     until = time.thread_time() + _TYPES_S
-    schemas = {title: _of_objects(schema, fields[title], until) for title, schema in held.items()}
+    schemas = {title: _of_objects(schema, fields[title], until) for title, schema in offered.items()}
     try:
         grammar = format.grammar(schemas, mark, body.parallel_tool_calls and name is None)
     except InvalidRequest as error:
@@ -151,7 +151,7 @@ def _values(schema: Mapping[str, Any]) -> frozenset[tuple[str, int]]:
     return frozenset((name, id(value)) for name, value in schema.items())
 
 
-def _held(tool: ChatTool, must: bool) -> Mapping[str, Any]:
+def _schema_of(tool: ChatTool, must: bool) -> Mapping[str, Any]:
     """The schema of a call's arguments. Where calls are required that is the tool's schema, unless it says
     `"strict": false`; else only if it says true.
     """

@@ -202,7 +202,7 @@ def test_a_peer_that_hangs_leaves_slots_to_others(landing: Landing, monkeypatch:
     assert landing.numbers(13, 14, 15) == [84, 85, 86]
     landing.backend.running = held
     assert {result.job.pull for result in landing.run(3)} == {1, 2, 3}
-    assert landing.slots.free == 6 and not landing.copier._quota._held
+    assert landing.slots.free == 6 and not landing.copier._quota._taken
 
 
 def test_pages_of_a_peers_staging_come_in_windows_without_slots_of_ours(landing: Landing) -> None:

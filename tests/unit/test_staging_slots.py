@@ -218,7 +218,7 @@ def test_a_puller_that_has_stopped_leaves_slots_to_others(owner: StagedOwner) ->
         owner.stager.unstage(UnstagePages(call))
     while owner.thread.jobs:
         owner.thread.do_one()
-    assert owner.slots.free == SLOTS and not owner.stager.outlets[TARGET].quota._held
+    assert owner.slots.free == SLOTS and not owner.stager.outlets[TARGET].quota._taken
 
 
 def test_a_copy_that_fails_is_told_and_keeps_no_slot(owner: StagedOwner) -> None:

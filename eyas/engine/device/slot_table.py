@@ -207,8 +207,8 @@ class SlotTable:
         """How often FIRST_ROUNDS look for their drafts."""
         fresh = [work for work in works if work.round and work.seq.mailed and not work.seq.answered]
         known = [self.occupant(work).mailed_steps for work in fresh if not self._is_new(work)]
-        begun = sum(0 < steps <= FIRST_ROUNDS for steps in known)
-        return max(polls * begun // len(works), 1) if begun else 1
+        beginning = sum(0 < steps <= FIRST_ROUNDS for steps in known)
+        return max(polls * beginning // len(works), 1) if beginning else 1
 
     def _expect(self, work: SequenceWork, occupant: SlotOccupant, writes: TableWrites) -> None:
         """What recent answers say of a sequence has changed."""

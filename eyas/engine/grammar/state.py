@@ -220,14 +220,14 @@ class GrammarState:
 
         Raises GrammarTooSlow.
         """
-        begun, until = time.perf_counter(), time.thread_time() + WALK_S
+        started, until = time.perf_counter(), time.thread_time() + WALK_S
         matcher, visited, path = self._matcher, list[tuple[bool, np.ndarray | None]](), list[int]()
         for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
             if parent != ROOT and not visited[parent][0]:
                 visited.append((False, None))
                 continue
             # The system's answer takes as long as a mask: it is asked when it may say so.
-            if time.perf_counter() > begun + WALK_S and time.thread_time() > until:
+            if time.perf_counter() > started + WALK_S and time.thread_time() > until:
                 message = f"grammar takes too long to follow: over {WALK_S:g} s of a processor for one step"
                 raise GrammarTooSlow(message, param="grammar")
             if parent != (path[-1] if path else ROOT):

@@ -51,15 +51,15 @@ class FrontWire:
 
     def staged(self, mine: Container[tuple[int, int]]) -> list[tuple[CopyJob, tuple[int, ...]]]:
         """The jobs of these names whose pages were staged since the last call, and their slots."""
-        found = [one for one in self._staged if one[0].name in mine]
+        matching = [one for one in self._staged if one[0].name in mine]
         self._staged = [one for one in self._staged if one[0].name not in mine]
-        return found
+        return matching
 
     def let_go(self, mine: Container[tuple[int, int]]) -> list[CopyDone[CopyJob]]:
         """The jobs of these names whose slots the owner has let go of since the last call."""
-        found = [done for done in self._let_go if done.job.name in mine]
+        matching = [done for done in self._let_go if done.job.name in mine]
         self._let_go = [done for done in self._let_go if done.job.name not in mine]
-        return found
+        return matching
 
     def receive(self, command: CopyStaged | CopyStopped) -> None:
         """Unknown ones are no-ops."""

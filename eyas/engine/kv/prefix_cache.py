@@ -118,13 +118,13 @@ class PrefixCache:
         if not self._windowed:
             self._pool.share(pages)
             return (pages,)
-        found = [pages, *([node.others[i] for node in nodes] for i in range(len(self.groups) - 1))]
+        tables = [pages, *([node.others[i] for node in nodes] for i in range(len(self.groups) - 1))]
         for place, group in self._windowed:
             first = group.first(len(nodes) * self.shape.size) // self.shape.size if windows else len(nodes)
-            found[place][:first] = [-1] * first
-        for column in found:
+            tables[place][:first] = [-1] * first
+        for column in tables:
             self._pool.share(page for page in column if page >= 0)
-        return tuple(found)
+        return tuple(tables)
 
     def reach(self, tokens: Sequence[int], salt: bytes = b"") -> int:
         """The number of pages that `match` would return; changes nothing."""

@@ -88,8 +88,8 @@ def _as_stated(raw: Raw, error: Exception) -> str:
     if isinstance(raw.get("text_config"), Mapping):
         stated = {**raw, **raw["text_config"]}
     name = text.partition(" ")[0]
-    found = [key for key, value in stated.items() if text.startswith(f"{name} {said(value)} must")]
-    return f" ({' or '.join(found)} there)" if found and name not in found else ""
+    matching = [key for key, value in stated.items() if text.startswith(f"{name} {said(value)} must")]
+    return f" ({' or '.join(matching)} there)" if matching and name not in matching else ""
 
 
 def attention(raw: Raw, rope: RopeConfig | None = None) -> AttentionSpec:

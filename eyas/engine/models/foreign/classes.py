@@ -38,15 +38,15 @@ def model_class(raw: Raw, folder: Path) -> tuple[Any, Any]:
         refuse(raw, folder, _stranger(raw, architecture, own))
     try:
         config = CONFIG_MAPPING[str(kind)].from_dict(_settings(raw))
-        found = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        causal_lm = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     except ConfigError:
         raise
     except Exception as error:  # whatever transformers raises for a value that it does not take
         text = " ".join(str(error).split())
         raise ConfigError(f"config.json of {folder} is not one that transformers reads: {text}") from error
-    if why := _unserved(raw, config, found):
+    if why := _unserved(raw, config, causal_lm):
         refuse(raw, folder, why)
-    return config, found
+    return config, causal_lm
 
 
 def refuse(raw: Raw, folder: Path, why: str) -> None:
@@ -89,7 +89,7 @@ def _stranger(raw: Raw, architecture: str, own: Sequence[str]) -> str:
     return NO_DECODER
 
 
-def _unserved(raw: Raw, config: Any, found: Any) -> str:
+def _unserved(raw: Raw, config: Any, causal_lm: Any) -> str:
     """Why transformers' class of this decoder cannot attend over pages; "": it can."""
     if name := next((name for name in QUANTIZED if raw.get(name)), ""):
         method = raw[name].get("quant_method") if isinstance(raw[name], dict) else raw[name]
@@ -99,12 +99,12 @@ def _unserved(raw: Raw, config: Any, found: Any) -> str:
         )
     if not hasattr(config, "num_hidden_layers"):  # each of its parts has them
         return _MORE_THAN_TEXT
-    if getattr(found, "_is_stateful", False):
+    if getattr(causal_lm, "_is_stateful", False):
         return (
             "its layers keep a running state in place of keys and values (a state-space model, or a hybrid "
             f"with one), and pages hold keys and values: take a decoder that attends in every layer; {ITSELF}"
         )
-    if not getattr(found, "_supports_attention_backend", False):
+    if not getattr(causal_lm, "_supports_attention_backend", False):
         return (
             "its code in transformers does not attend through the attention interface, so it cannot use "
             f"pages: {ITSELF}, {OWN_FILE}"

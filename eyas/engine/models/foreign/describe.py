@@ -46,7 +46,7 @@ _NOT_MEANT = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
 
 def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     """The model, as far as Eyas needs to know it. Raises ConfigError for what it cannot serve so."""
-    config, found = model_class(raw, folder)
+    config, model = model_class(raw, folder)
     _check_sizes(config)
     length = _context_length(config)
     if kind := _following_rope(config):
@@ -54,7 +54,7 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
             raw, folder, f"its {kind} RoPE follows the longest sequence of a step in transformers: {OWN_FILE}"
         )
     try:
-        judgement = judge(config, found, length)
+        judgement = judge(config, model, length)
     except Unserved as why:
         refuse(raw, folder, f"its code in transformers {why}: {ITSELF}, {OWN_FILE}")
         raise AssertionError from why
@@ -65,7 +65,7 @@ def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     stated = {name: value for name, value in raw.items() if name not in _NOT_MEANT}
     return ModelConfig(
         folder=folder,
-        architecture=found.__name__,
+        architecture=model.__name__,
         vocab_size=judgement.vocab_size,
         hidden_size=judgement.hidden_size,
         norm_eps=0.0,

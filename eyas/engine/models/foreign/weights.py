@@ -33,16 +33,16 @@ def load(target: ModelConfig, placement: WeightPlacement) -> Any:
     register()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    config, found = model_class(json.loads(target.foreign.stated), target.folder)
+    config, architecture = model_class(json.loads(target.foreign.stated), target.folder)
     attends_by(config, PAGED)
     if placement.device == "cpu":
         config._experts_implementation = "eager"  # which takes a row's experts one by one
     if target.load_format == "dummy":
-        return _noise(config, found, placement)
+        return _noise(config, architecture, placement)
     with contextlib.ExitStack() as files:
         stored = _stored(target.folder, files)
         try:
-            model, report = found.from_pretrained(
+            model, report = architecture.from_pretrained(
                 None,
                 config=config,
                 state_dict=stored,
@@ -97,10 +97,10 @@ def _is_own(name: str, layers: int) -> bool:
     return all(int(number) < layers for number in _LAYER.findall(name))
 
 
-def _noise(config: Any, found: Any, placement: WeightPlacement) -> Any:
+def _noise(config: Any, architecture: Any, placement: WeightPlacement) -> Any:
     """Seeded: as transformers begins a training."""
     own = [placement.device] if placement.device != "cpu" else []
     with torch.random.fork_rng(own), torch.device(placement.device):
         torch.manual_seed(0)
-        model = found._from_config(config, dtype=placement.dtype, attn_implementation=PAGED)
+        model = architecture._from_config(config, dtype=placement.dtype, attn_implementation=PAGED)
     return model.eval()
