@@ -20,8 +20,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from eyas.bench.kernels.timing import graph_us
 from eyas.engine.kernels.products import skinny, updates
-from eyas.engine.kernels.products.block_updates import AdapterBlocks
-from eyas.engine.kernels.products.grouped_updates import AdapterGroups
 
 CUDA = torch.cuda.is_available()
 DEVICE, LAYERS, SLOTS, RANK, KV = ("cuda", 8, 32, 16, 8) if CUDA else ("cpu", 1, 4, 16, 1)
@@ -79,17 +77,12 @@ class Products:
 
     def run(self, rows: AdaptedRows) -> torch.Tensor:
         """A pass through all layers."""
-        m, exact, groups = len(rows.x), self.launch.exact, None
-        if rows.updated and m > updates.FEW:
-            groups = (AdapterGroups if m <= skinny.MAX_ROWS else AdapterBlocks)(rows.slots)
+        m, adapters = len(rows.x), skinny.adapters_of(rows.slots) if rows.updated else None
 
         def added(layer: int, name: str, x: torch.Tensor) -> skinny.Updates | None:
-            if name not in rows.updated:
+            if adapters is None or name not in rows.updated:
                 return None
-            site = self.sites[layer][name]
-            if groups is None:
-                return updates.shrunk(x, rows.slots, site, CUDA, exact)
-            return groups.updates(x, site)
+            return adapters.updates(x, self.sites[layer][name])
 
         x, sums = rows.x, torch.ones(1, skinny.MAX_ROWS, device=DEVICE)
         for layer, weights in enumerate(self.weights):

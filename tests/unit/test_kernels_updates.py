@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import triton
 
-from eyas.engine.kernels.products import block_updates, exact_wide, grouped_updates, skinny, updates
+from eyas.engine.kernels.products import (
+    block_updates,
+    exact_wide,
+    few_updates,
+    grouped_updates,
+    skinny,
+    updates,
+)
+from eyas.engine.kernels.products.arrival import BLANK, UpdateLaunch
 from eyas.engine.kernels.products.skinny_tiles import ProductTile
 from tests.unit import tensor_core
 
@@ -62,10 +71,9 @@ def _slots(m: int) -> list[int]:
 def _updates(site: Site, x: torch.Tensor, slots: list[int], *, exact: bool = False) -> skinny.Updates:
     """As a step makes them."""
     rows = torch.tensor(slots, dtype=torch.int32, device=DEVICE)
-    if exact or len(slots) <= updates.FEW:
+    if exact:
         return updates.shrunk(x, rows, site.numbers, PDL, exact)
-    kind = grouped_updates.AdapterGroups if len(slots) <= updates.MANY else block_updates.AdapterBlocks
-    return kind(rows).updates(x, site.numbers)
+    return skinny.adapters_of(rows).updates(x, site.numbers)
 
 
 def _added(site: Site, x: torch.Tensor, slots: list[int], *, exact: bool = False) -> torch.Tensor:
@@ -131,6 +139,48 @@ def test_a_row_among_many_has_its_bits_beside_any_other(monkeypatch: pytest.Monk
     assert not _added(site, x, [0] * m).any()
 
 
+@pytest.mark.parametrize("slot", [1, 2])
+def test_a_row_has_its_bits_whenever_the_kernel_beside_comes(
+    monkeypatch: pytest.MonkeyPatch, slot: int
+) -> None:
+    """Before the product, beside it or never: then the product makes the numbers itself."""
+    monkeypatch.setattr(updates, "_PIECE", 32)
+    monkeypatch.setattr(skinny, "_going_first", lambda plan, _: replace(plan, first=True))
+    site, x = Site(torch.float16, 1, 64), torch.randn(1, K).half().to(DEVICE)
+    tiles = {("linear", 16, site.n, K): ProductTile(32, 16, 4, 2)}
+    launch = replace(skinny.ProductLaunch.on(DEVICE, pdl=PDL), tiles=tiles)
+    weight, made = torch.zeros(site.n, K).half().to(DEVICE), []
+    beside = few_updates.FewUpdates.beside
+
+    def before(updates: few_updates.FewUpdates, *_: object) -> UpdateLaunch:
+        made = beside(updates, False, 0)  # which waits for no program
+        made.launch()
+        return replace(made, launch=lambda: None)
+
+    def never(*args: Any) -> UpdateLaunch:
+        return replace(beside(*args), launch=lambda: None)
+
+    for way in (before, beside, never):
+        monkeypatch.setattr(few_updates.FewUpdates, "beside", way)
+        out = skinny.empty_padded(1, site.n, like=x)
+        end = skinny.LinearEnd(updates=_updates(site, x, [slot]))
+        skinny.linear(skinny.SkinnyInput(x), weight, out, launch, end)
+        made.append(out.cpu())
+    assert torch.equal(made[0], made[1]) and torch.equal(made[0], made[2])
+    torch.testing.assert_close(made[0].double(), site.expected(x, [slot]), rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize(("sms", "pdl", "first"), [(132, True, True), (2, True, False), (132, False, False)])
+def test_a_product_is_launched_first_where_all_of_it_has_room(sms: int, pdl: bool, first: bool) -> None:
+    """Else the kernel that it looks for at its end could not begin, and each product would wait in vain."""
+    tiles = {("linear", 16, 1024, K): ProductTile(64, 16, 4, 2)}
+    launch = replace(skinny.ProductLaunch.on("meta", pdl=pdl), tiles=tiles, sms=sms)
+    x, weight = torch.empty(1, K, device="meta").half(), torch.empty(1024, K, device="meta").half()
+    plan = skinny._plan("linear", skinny.SkinnyInput(x), weight, 1024, launch)
+    ready = skinny._going_first(plan, launch)
+    assert ready.first == first and ready.programs_of_sm >= 1
+
+
 @pytest.mark.parametrize("m", [7, 100])
 def test_rows_of_one_adapter_are_groups_of_sixteen(m: int) -> None:
     slots = [3 if row % 9 else row % 4 for row in range(m)]
@@ -151,7 +201,7 @@ def test_rows_of_one_adapter_are_groups_of_sixteen(m: int) -> None:
 def test_a_step_has_blank_numbers_as_long_as_products_take_some() -> None:
     groups = grouped_updates.AdapterGroups(torch.zeros(3, dtype=torch.int32, device=DEVICE))
     blanks = [groups.blanks(3, 20001) for _ in range(9)]
-    assert all((each == grouped_updates.BLANK.value).all() for each in blanks)
+    assert all((each == BLANK.value).all() for each in blanks)
     assert len({each.data_ptr() for each in blanks}) == 9
 
 

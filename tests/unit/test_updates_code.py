@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eyas.engine.kernels.launch.warm import KernelWarmup
-from eyas.engine.kernels.products import block_updates, grouped_updates, skinny, updates
+from eyas.engine.kernels.products import skinny, updates
 from tests.unit.fenced import unfenced
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -38,10 +38,9 @@ def launches() -> None:
 def updates_of(x: torch.Tensor, numbers: updates.SiteNumbers, exact: bool) -> skinny.Updates:
     """As a step makes them."""
     slots = empty(len(x), dtype=torch.int32)
-    if exact or len(x) <= updates.FEW:
+    if exact:
         return updates.shrunk(x, slots, numbers, True, exact)
-    kind = grouped_updates.AdapterGroups if len(x) <= updates.MANY else block_updates.AdapterBlocks
-    return kind(slots).updates(x, numbers)
+    return skinny.adapters_of(slots).updates(x, numbers)
 
 
 def products(m: int, launch: skinny.ProductLaunch) -> None:

@@ -27,12 +27,11 @@ from eyas.engine.kernels.launch.launching import (
     kernel,
 )
 from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
+from eyas.engine.kernels.products.arrival import BLANK, as_bits
 from eyas.engine.kernels.products.updates import FACTOR_LINE, GRAIN, SiteNumbers
 
 MOST = tl.constexpr(128)
 """Rows of a step whose adapters are groups."""
-BLANK = tl.constexpr(-1)
-"""The bits, as an int32, of a number that is not there yet; of none that is."""
 _TOGETHER = tl.constexpr(16)  # rows of a group, which the matrix unit multiplies
 _LINE = tl.constexpr(32)  # int32 in a line of memory
 _SIGNS = tl.constexpr(16)  # lines with the sign that the rows are there: programs would crowd a single line
@@ -43,7 +42,6 @@ _COLUMNS = 512  # of a program that multiplies by upper factors
 _PIECE = 64  # columns of either that are multiplied at a time: little shared memory, beside a product's
 _WARPS, _REGISTERS = 4, 96  # of each thread, so that several programs share an SM with a product's
 _LOCATED = 1024  # places of a program that finds them
-_NO_NUMBER = tl.constexpr(0x7FC00000)
 _BLANKS, _FILLED = 40960, 4096  # numbers of a step's products for each row, and two more; and of a program
 
 
@@ -248,9 +246,8 @@ def _multiply_lowers(updates, signs, turn, first, m, at_once, cut: tl.constexpr,
         for piece in tl.static_range(PIECES):
             of_factor = tl.trans(in_turn(lower[piece]))
             made = tl.dot(in_turn(read[piece]), of_factor, made, input_precision="ieee")
-        bits = tl.where(made == made, made.to(tl.int32, bitcast=True), _NO_NUMBER)
         place = sums + ((part * m + row) * cut.chunks + chunk) * cut.ranks + ranks
-        tl.store(place[:, None] + tl.arange(0, GRAIN)[None, :], bits, mask=there[:, None])
+        tl.store(place[:, None] + tl.arange(0, GRAIN)[None, :], as_bits(made), mask=there[:, None])
         row, there = _rows(table, group + at_once, count)
         lower = _lower(updates, group + at_once, count, part, ranks, column, cut)
 

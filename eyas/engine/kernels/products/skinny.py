@@ -25,8 +25,10 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eyas.engine.kernels.launch.sizes import power_of_2
-from eyas.engine.kernels.products.block_updates import BlockUpdates
-from eyas.engine.kernels.products.grouped_updates import GroupUpdates
+from eyas.engine.kernels.products.arrival import UpdateLaunch
+from eyas.engine.kernels.products.block_updates import AdapterBlocks, BlockUpdates
+from eyas.engine.kernels.products.few_updates import MOST_BESIDE, FewAdapters, FewUpdates
+from eyas.engine.kernels.products.grouped_updates import AdapterGroups, GroupUpdates
 from eyas.engine.kernels.products.halving import SUM_GROUP
 from eyas.engine.kernels.products.packed import PackedWeight
 from eyas.engine.kernels.products.skinny_kernels import (
@@ -49,16 +51,20 @@ from eyas.engine.kernels.products.skinny_tiles import (
     packed_tile_for,
     tile_for,
 )
-from eyas.engine.kernels.products.updates import RowUpdates
+from eyas.engine.kernels.products.updates import FEW, RowUpdates
 
-Updates = RowUpdates | GroupUpdates | BlockUpdates
+Updates = RowUpdates | FewUpdates | GroupUpdates | BlockUpdates
 """What adapters add to a product."""
+AdapterRows = FewAdapters | AdapterGroups | AdapterBlocks
+"""The adapters of a step's rows, in fast arithmetic."""
 
 MAX_ROWS = SUMS_WIDTH.value
 """Rows of the tallest product, and columns of every tensor of sums."""
 
 _LINE_BYTES = 128
+_SMS = 132  # of an H100 and an H200
 _FEWEST_ROWS = 8  # that the matrix unit multiplies
+_NO_UPDATES = UpdateLaunch(None)
 _LEAST_SLOTS = 64  # sums are read as one block of at least this many parts: their number may vary
 
 
@@ -73,7 +79,7 @@ class ProductLaunch:
     in one order, and no multiplication is fused with an addition. It holds for types of 16 bits; float32
     products have no order of their own. cublas: exact products of more rows are cuBLAS's, which has been
     found to give the same bits. packed: exact products read numbers of four bits as they are packed, which
-    has been found to give the bits of the matrix that they mean.
+    has been found to give the bits of the matrix that they mean. sms: of the GPU.
     """
 
     partials: torch.Tensor
@@ -83,6 +89,7 @@ class ProductLaunch:
     exact: bool = False
     cublas: bool = False
     packed: bool = True
+    sms: int = _SMS
     tiles: Table = field(default_factory=lambda: {**MEASURED, **MEASURED_INT4})
 
     @classmethod
@@ -90,7 +97,16 @@ class ProductLaunch:
         """Allocates the scratch memory on `device`."""
         partials = torch.empty(MOST_SHARES * MAX_ROWS, dtype=torch.float32, device=device)
         tickets = torch.zeros(MOST_SHARES, dtype=torch.int32, device=device)
-        return cls(partials, tickets, pdl, exact=exact, tiles=tiles_of(device))
+        sms = _SMS
+        if partials.is_cuda:
+            sms = torch.cuda.get_device_properties(partials.device).multi_processor_count
+        return cls(partials, tickets, pdl, exact=exact, sms=sms, tiles=tiles_of(device))
+
+
+def adapters_of(slots: torch.Tensor) -> AdapterRows:
+    """Those of rows with slots int32 [m]; 0: a row has none."""
+    m = len(slots)
+    return (FewAdapters if m <= FEW else AdapterGroups if m <= MAX_ROWS else AdapterBlocks)(slots)
 
 
 def tiles_of(device: str) -> Table:
@@ -210,11 +226,11 @@ def linear(
     plan, end = _plan("linear", source, weight, weight.shape[0], launch), end or LinearEnd()
     _expect("out", out, source.x.shape[0], plan.n)
     end.check(source.x.shape[0], plan)
-    plan, updates = _with_updates(plan, end.updates, by_parts=False)
+    plan, updates = _with_updates(plan, end.updates, launch, by_parts=False)
     read = _read(source.x, weight, plan, (1, 1), [plan.columns])
-    ends = (end.residual, end.bias, source.sums, end.sums, end.gain, end.gained, updates)
+    ends = (end.residual, end.bias, source.sums, end.sums, end.gain, end.gained, updates.tensors)
     args = (*read, out, *ends, launch.partials, launch.tickets)
-    _start(linear_kernel, plan, (*args, *_counts(source)), launch)
+    _start(linear_kernel, plan, (*args, *_counts(source)), launch, updates)
 
 
 def linear_parts(source: SkinnyInput, weight: SkinnyWeight, launch: ProductLaunch) -> int:
@@ -242,10 +258,10 @@ def gated(
     """
     plan = replace(_plan("gated", source, weight, weight.shape[0], launch), gelu=gelu)
     _expect("out", out, source.x.shape[0], plan.n // 2)
-    plan, added = _with_updates(plan, updates)
+    plan, added = _with_updates(plan, updates, launch)
     read = _read(source.x, weight, plan, (1, 2), [plan.half])
-    args = (*read, out, source.sums, added, launch.partials, launch.tickets)
-    _start(gated_kernel, plan, (*args, *_counts(source)), launch)
+    args = (*read, out, source.sums, added.tensors, launch.partials, launch.tickets)
+    _start(gated_kernel, plan, (*args, *_counts(source)), launch, added)
 
 
 def qkv_rope(
@@ -274,12 +290,12 @@ def qkv_rope(
         _expect("bias", qkv.bias, plan.n)
     if norms is not None:
         _expect("gains", norms.gains, 2, dim)
-    plan, updates = _with_updates(plan, qkv.updates)
+    plan, updates = _with_updates(plan, qkv.updates, launch)
     read = _read(source.x, weight, plan, (plan.n // dim, 2), [1, 2, plan.half])
     gains = None if norms is None else norms.gains
-    inputs = (*read, qkv.bias, gains, updates, q_out, kv.layer, rotation.cos, rotation.sin)
+    inputs = (*read, qkv.bias, gains, updates.tensors, q_out, kv.layer, rotation.cos, rotation.sin)
     rows = (rotation.positions, kv.rows, source.sums, launch.partials, launch.tickets)
-    _start(qkv_rope_kernel, plan, (*inputs, *rows, *_counts(source), heads), launch)
+    _start(qkv_rope_kernel, plan, (*inputs, *rows, *_counts(source), heads), launch, updates)
 
 
 def _plan(
@@ -331,25 +347,36 @@ def _plan(
 
 
 def _with_updates(
-    plan: ProductPlan, updates: Updates | None, *, by_parts: bool = True
-) -> tuple[ProductPlan, tuple[torch.Tensor, ...] | None]:
-    """The plan with what adapters add, which may begin to be made, and the tensors of that. `by_parts`: a
-    tile has one part.
+    plan: ProductPlan, updates: Updates | None, launch: ProductLaunch, *, by_parts: bool = True
+) -> tuple[ProductPlan, UpdateLaunch]:
+    """The plan with what adapters add, and what is launched beside the product for that. `by_parts`: a tile
+    has one part.
     """
     if updates is None:
-        return plan, None
+        return plan, _NO_UPDATES
     if isinstance(updates, GroupUpdates):
-        return replace(plan, added=True), updates.beside(plan.pdl)
-    assert isinstance(updates, RowUpdates)  # blocks are of more rows
-    site = updates.site
-    plan = replace(
-        plan,
-        updated=site.parts,
-        ranks=site.ranks,
-        stride=site.places.stride(0),
-        mixed=site.parts > 1 and not by_parts,
-    )
-    return plan, updates.tensors
+        return replace(plan, added=True), UpdateLaunch(updates.beside(plan.pdl))
+    assert not isinstance(updates, BlockUpdates)  # of more rows
+    site, mixed = updates.site, updates.site.parts > 1 and not by_parts
+    plan = replace(plan, updated=site.parts, ranks=site.ranks, stride=site.places.stride(0), mixed=mixed)
+    if isinstance(updates, RowUpdates):
+        return plan, UpdateLaunch(updates.tensors)
+    if not mixed and len(updates.x) <= MOST_BESIDE:
+        plan = _going_first(plan, launch)
+    if plan.first:
+        return plan, updates.beside(plan.pdl, plan.programs)
+    return plan, UpdateLaunch(updates.before(plan.pdl).tensors)
+
+
+def _going_first(plan: ProductPlan, launch: ProductLaunch) -> ProductPlan:
+    """The plan of a product that is launched before the kernel of its updates, where the GPU has room for all
+    of its programs and some others, since that one begins behind the begin of all; else as it is.
+    """
+    shorter = replace(plan, depth=plan.depth // 2)
+    for made in (plan,) if plan.unit else (plan, shorter):
+        if launch.pdl and plan.programs < made.programs_of_sm * launch.sms:
+            return replace(made, first=True)
+    return plan
 
 
 def _padded(m: int) -> int:
@@ -397,7 +424,9 @@ def _counts(source: SkinnyInput) -> tuple[int, int]:
     return source.x.shape[0], 0 if source.sums is None else source.sums.shape[0]
 
 
-def _start(kernel: Any, plan: ProductPlan, args: tuple[Any, ...], launch: ProductLaunch) -> None:
+def _start(
+    kernel: Any, plan: ProductPlan, args: tuple[Any, ...], launch: ProductLaunch, updates: UpdateLaunch
+) -> None:
     grid = (plan.n // plan.columns, plan.split)
     options = {"num_warps": plan.warps, "num_stages": plan.stages, "launch_pdl": plan.pdl}
     if plan.exact:
@@ -406,3 +435,4 @@ def _start(kernel: Any, plan: ProductPlan, args: tuple[Any, ...], launch: Produc
         kernel.warmup(*args, plan, grid=grid, **options)
     else:
         kernel[grid](*args, plan, **options)
+    updates.launch()

@@ -16,6 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from eyas.engine.kernels.launch.launching import call_ahead, kernel
 from eyas.engine.kernels.launch.sizes import cdiv
 from eyas.engine.kernels.products.activation import steepness
+from eyas.engine.kernels.products.arrival import tell_end
 from eyas.engine.kernels.products.grouped_updates import rows_are_there
 from eyas.engine.kernels.products.halving import halving_sum, halving_total
 from eyas.engine.kernels.products.packed_steps import (
@@ -44,7 +45,7 @@ from eyas.engine.kernels.products.skinny_updates import (
     wait_for_added,
     with_added_beside,
 )
-from eyas.engine.kernels.products.updates import GRAIN
+from eyas.engine.kernels.products.updates import GRAIN, piece_of
 
 SUMS_WIDTH = tl.constexpr(128)
 """Columns of every tensor of sums: the rows of the tallest product."""
@@ -52,6 +53,8 @@ SUMS_WIDTH = tl.constexpr(128)
 
 _MOST_FACTORS = 128  # registers of a thread that adapters' upper factors have
 _LEAST_SHARED = 16  # rows that the matrix unit has from shared memory
+_SHARED, _SHARED_BESIDE = 228 << 10, 4 << 10  # of an SM; of a program, beside the steps in flight
+_REGISTERS, _MOST_REGISTERS = 65536, 255  # of an SM; of a thread
 _MOST_PARTS = 64  # of a row's sum that a thread's registers hold beside the product
 
 
@@ -67,7 +70,8 @@ class ProductPlan:
     have `parts` numbers each, and are multiplied by `scaled` columns at a time; "" where there are none.
     `shares_k`: as of `ProductTile`. `added`: what adapters add is made beside the product. `updated`,
     `ranks`, `stride`: where the product makes it, as of `SiteNumbers.sizes`, the first of them `PARTS`.
-    `mixed`: a tile's columns may be of several parts.
+    `mixed`: a tile's columns may be of several parts. `first`: the product is launched before the kernel that
+    multiplies its rows by lower factors.
     """
 
     rows: int
@@ -97,6 +101,7 @@ class ProductPlan:
     ranks: int = 0
     stride: int = 0
     mixed: bool = False
+    first: bool = False
 
     @property
     def half(self) -> int:
@@ -134,6 +139,31 @@ class ProductPlan:
     def stored_chunk(self) -> int:
         """Elements of it per program."""
         return self.chunk // self.parts
+
+    @property
+    def early_next(self) -> bool:
+        """True if the next kernel may begin as soon as the rows are there."""
+        return self.added or self.first
+
+    @property
+    def piece(self) -> int:
+        """Columns of a row that are multiplied by lower factors at a time."""
+        return piece_of(self.k)
+
+    @property
+    def programs(self) -> int:
+        """All of them."""
+        return self.n // self.columns * self.split
+
+    @property
+    def programs_of_sm(self) -> int:
+        """Programs that an SM has room for at a time, at least 1 if it has it for one."""
+        if self.unit:
+            bytes_of_step = self.columns * self.unit * 4 + self.rows * self.step * 2
+        else:
+            bytes_of_step = (self.columns + self.rows) * self.depth * 2
+        shared = self.stages * self.together * bytes_of_step + _SHARED_BESIDE
+        return min(_SHARED // shared, _REGISTERS // (self.warps * 32 * _MOST_REGISTERS))
 
     @property
     def few(self) -> bool:
@@ -224,6 +254,7 @@ def linear_kernel(
     else:
         y = _product(x, weights, plan)
     wait_for_added(plan)
+    _tell_end(updates, plan)
     if plan.split > 1:
         shares = _shares(partials, tl.arange(0, plan.columns), plan)
         _leave(shares, y, m, plan)
@@ -281,6 +312,7 @@ def gated_kernel(
     else:
         gate, up = _pair(x, weights, first, second, plan)
     wait_for_added(plan)
+    _tell_end(updates, plan)
     if plan.split > 1:
         shares = _shares(partials, tl.arange(0, plan.half), plan)
         _leave(shares, gate, m, plan)
@@ -336,6 +368,7 @@ def qkv_rope_kernel(
     else:
         y = _head_product(x, weights, head, offset, plan)
     wait_for_added(plan)
+    _tell_end(updates, plan)
     if plan.split > 1:
         shares = _shares(partials, tl.arange(0, plan.columns), plan)
         _leave(shares, y, m, plan)
@@ -448,15 +481,21 @@ def _call(weight, rows, plan: tl.constexpr):
 
 @triton.jit
 def _wait(updates, plan: tl.constexpr):
-    """Waits for the memory of the kernel before; or of that before the one that runs beside. Then two kernels
-    come behind: the first of them may begin at once.
+    """Waits for the memory of the kernel before; or of that before the one that runs beside. Where one runs
+    beside, two kernels come behind, and the first of them may begin at once.
     """
     if plan.added:
         rows_are_there(updates, plan.pdl)
-        if plan.pdl:
-            gdc_launch_dependents()
     elif plan.pdl:
         gdc_wait()
+    if plan.pdl and plan.early_next:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def _tell_end(updates, plan: tl.constexpr):
+    if plan.first and plan.pdl:
+        tell_end(updates[6])
 
 
 @triton.jit
@@ -470,7 +509,7 @@ def _product(x, weights, plan: tl.constexpr):
             acc = tl.dot(weights.load([first, at]), x.load([0, at]).T, acc, input_precision="ieee")
     else:
         acc = _two_stretches(x, weights, first, acc, plan)
-    if plan.pdl and not plan.added:
+    if plan.pdl and not plan.early_next:
         gdc_launch_dependents()
     return tl.trans(acc)
 
@@ -497,7 +536,7 @@ def _head_product(x, weights, head, offset, plan: tl.constexpr):
     for at in range(start, start + plan.chunk, plan.depth):
         tile = weights.load([head, 0, offset, at]).reshape(plan.columns, plan.depth)
         acc = tl.dot(tile, x.load([0, at]).T, acc, input_precision="ieee")
-    if plan.pdl and not plan.added:
+    if plan.pdl and not plan.early_next:
         gdc_launch_dependents()
     return tl.trans(acc)
 
@@ -514,7 +553,7 @@ def _pair(x, weights, first, second, plan: tl.constexpr):
         rows = x.load([0, at]).T
         a = tl.dot(weights.load([first, at]), rows, a, input_precision="ieee")
         b = tl.dot(weights.load([second, at]), rows, b, input_precision="ieee")
-    if plan.pdl and not plan.added:
+    if plan.pdl and not plan.early_next:
         gdc_launch_dependents()
     return tl.trans(a), tl.trans(b)
 
@@ -528,14 +567,14 @@ def _packed_product(x, words, scales, beside, column, head, offset, following, p
     WORDS: tl.constexpr = plan.unit * plan.together
     end = (tl.program_id(1) + 1) * plan.chunk
     acc = first_sums(plan)
-    if plan.pdl and not plan.few and not plan.added:
+    if plan.pdl and not plan.few and not plan.early_next:
         gdc_launch_dependents()  # soon: what the next kernel asks for takes longer to come than this one
     for at in range(_first_step(plan), end, TURN):
         of_step = following
         following = scales_of(scales, beside, column, at + TURN, plan)
         step = words.load([head, 0, offset, at // plan.parts]).reshape(plan.columns, WORDS)
         acc = with_step(acc, x, step, of_step, beside, at, plan)
-    if plan.pdl and plan.few and not plan.added:
+    if plan.pdl and plan.few and not plan.early_next:
         gdc_launch_dependents()  # not sooner: programs that wait would crowd some SMs
     return tl.trans(finished(acc, beside, column, plan))
 

@@ -1,8 +1,9 @@
 """What adapters add to a skinny product: what its programs do before they wait, and at their end.
 
-In fast arithmetic a kernel beside the product makes it (`grouped_updates`), and the product adds numbers. In
-exact arithmetic each row has factors of its own, and was multiplied by the lower ones in a kernel before
-(`updates`): the product multiplies by the upper ones. `plan`: the product's.
+In fast arithmetic of more than four rows a kernel beside the product makes it (`grouped_updates`), and the
+product adds numbers. Else each row has factors of its own, and is multiplied by the lower ones in a kernel
+before (`updates`), or beside (`few_updates`): the product multiplies by the upper ones. `plan`: the
+product's.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from eyas.engine.kernels.products.few_updates import lowers_beside
 from eyas.engine.kernels.products.grouped_updates import adapted_rows, added_is_there, with_added
 from eyas.engine.kernels.products.updates import (
     FACTOR_LINE,
@@ -57,9 +59,11 @@ def lines_of(COUNT: tl.constexpr):
 
 @triton.jit
 def lowers_behind(updates, uppers, row, part, plan: tl.constexpr):
-    """Behind the wait: the rows times the first ranks of the lower factors, which were multiplied before."""
+    """Behind the wait: the rows times the first ranks of the lower factors, which were multiplied before. ()
+    where that is made beside the product: it is waited for at the end.
+    """
     made = ()
-    if plan.updated > 0 and not plan.mixed:
+    if plan.updated > 0 and not plan.mixed and not plan.first:
         made = lowers_of(updates, uppers[0], 0, row, part, plan.updated, plan.ranks)
     return made
 
@@ -91,12 +95,26 @@ def _by_ranks(updates, uppers, lowers, row, m, column, part, plan: tl.constexpr)
     sums = tl.zeros((row.shape[0], column.shape[0]), tl.float32)
     rank, upper = uppers[0]
     own = (tl.where(row < m, rank, 0), upper)
+    if plan.first:
+        lowers = _lowers(updates, own, 0, row, m, part, plan)
     sums = with_ranks(sums, updates, own, 0, lowers, uppers[1], column, plan.early, plan.late, plan.n)
     if plan.ranks > GRAIN:
         for first in range(GRAIN, tl.max(own[0]), GRAIN):
-            more = lowers_of(updates, own, first, row, part, plan.updated, plan.ranks)
+            more = _lowers(updates, own, first, row, m, part, plan)
             sums = with_ranks(sums, updates, own, first, more, (), column, 0, plan.late, plan.n)
     return sums
+
+
+@triton.jit
+def _lowers(updates, own, first, row, m, part, plan: tl.constexpr):
+    """The rows times GRAIN ranks of a part's lower factors: [rows, GRAIN]."""
+    if plan.first:
+        lowers = lowers_beside(
+            updates, own, first, row, m, part, plan.k, plan.updated, plan.ranks, plan.stride, plan.piece
+        )  # fmt: skip
+    else:
+        lowers = lowers_of(updates, own, first, row, part, plan.updated, plan.ranks)
+    return lowers
 
 
 @triton.jit

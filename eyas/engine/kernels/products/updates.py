@@ -19,6 +19,8 @@ import triton.language as tl
 
 from eyas.engine.kernels.launch.launching import after_previous, call_ahead, kernel
 from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
+from eyas.engine.kernels.products.arrival import as_bits, end_behind_product
+from eyas.engine.kernels.products.halving import halving_sum
 
 MANY = 128
 """From more rows on tiles of them share the factors that they read."""
@@ -27,6 +29,7 @@ FEW = 4
 _FOUR_WARPS = 8192  # columns of that at most
 _EACH = 4  # rows of the lower factor of a program in exact arithmetic, and where rows are not grouped
 _COLUMNS, _TILE, _DEPTH = 1024, 64, 64
+_PIECE = 2048  # columns of a row that is multiplied by a row of the lower factor, at a time
 FACTOR_LINE = tl.constexpr(64)
 """Elements of two bytes in a line of memory."""
 _ADD_ROWS, _ADD_COLUMNS = 16, 128
@@ -98,9 +101,7 @@ def shrunk(
         tile = {"ROWS": _TILE, "DEPTH": min(_DEPTH, power_of_2(k)), "PDL": pdl}
         _shrink_tiles[cdiv(m, _TILE), site.parts](*args, m, **sizes, **tile, **options)
     elif m <= FEW and not exact:
-        options["num_warps"] = 4 if k <= _FOUR_WARPS else 8
-        tile = {"COLUMNS": power_of_2(k), "PDL": pdl}
-        _shrink_few[site.parts * site.ranks, m](*args, **sizes, **tile, **options)
+        shrink_few(x, out, slots, site, pdl)
     else:
         lines = power_of_2(cdiv(k, FACTOR_LINE.value))
         tile = {"EACH": _EACH, "COLUMNS": min(_COLUMNS, power_of_2(k)), "LINES": lines, "PDL": pdl}
@@ -108,26 +109,82 @@ def shrunk(
     return RowUpdates(out, slots, site, k, exact)
 
 
-@kernel
+def shrink_few(
+    x: torch.Tensor,
+    out: torch.Tensor,
+    slots: torch.Tensor,
+    site: SiteNumbers,
+    pdl: bool,
+    behind: tuple[torch.Tensor, int] | None = None,
+) -> None:
+    """Multiplies few rows. `behind`: of a product that was launched before, and reads `out` as int32 bits, a
+    count of its programs that have made their sums (`arrival`), and how many it has.
+    """
+    m, k = x.shape
+    ended, programs = behind or (None, 0)
+    sizes = {"K": k} | site.sizes | {"PIECE": piece_of(k), "PDL": pdl}
+    options = {"num_warps": 4 if k <= _FOUR_WARPS else 8, "launch_pdl": pdl}
+    args = (x, out, slots, site.numbers, site.places, ended, programs)
+    _shrink_few[site.parts * site.ranks, m](*args, **sizes, **options)
+
+
+def piece_of(k: int) -> int:
+    """Columns of a row that are multiplied at a time."""
+    return min(_PIECE, power_of_2(k))
+
+
+@kernel(do_not_specialize=["programs"])
 def _shrink_few(
-    x, out, slots, numbers, places,
+    x, out, slots, numbers, places, ended, programs,
     K: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, STRIDE: tl.constexpr,
-    COLUMNS: tl.constexpr, PDL: tl.constexpr,
+    PIECE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A row times a row of a part's lower factor, which waits in registers until the row is there."""
-    row, turn = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    row, turn = tl.program_id(1), tl.program_id(0)
     part, first = turn % PARTS, turn // PARTS
-    slot = tl.load(slots + row).to(tl.int64)
-    rank = tl.load(places + slot * STRIDE + 1)
-    there = (slot > 0) & (first < rank)
-    column = tl.arange(0, COLUMNS)
-    inside = (column < K) & there
-    factor = numbers + tl.multiple_of(tl.load(places + slot * STRIDE), 16)
-    number = tl.load(factor + (part * rank + first) * K + column, mask=inside, other=0.0)
-    after_previous(PDL)
-    read = tl.load(x + row * K + column, mask=inside, other=0.0)
-    total = tl.sum(read.to(tl.float32) * number.to(tl.float32), 0)
-    tl.store(out + (row * PARTS + part) * RANKS + first, total, mask=there)
+    factor, there = row_of_lower((out, slots, numbers, places), row, part, first, K, STRIDE)
+    PIECES: tl.constexpr = (K + PIECE - 1) // PIECE
+    number = ()
+    for piece in tl.static_range(PIECES):
+        number = number + (piece_of_row(factor, there, piece, K, PIECE),)  # type: ignore[assignment]
+    if ended is None:
+        after_previous(PDL)
+    read = ()
+    for piece in tl.static_range(PIECES):
+        own = piece_of_row(x + row.to(tl.int64) * K, there, piece, K, PIECE)
+        read = read + (own,)  # type: ignore[assignment]
+    sums = tl.zeros((PIECE,), tl.float32)
+    for piece in tl.static_range(PIECES):
+        sums += read[piece].to(tl.float32) * number[piece].to(tl.float32)
+    place = out + (row * PARTS + part) * RANKS + first
+    if ended is None:
+        tl.store(place, tl.sum(sums, 0), mask=there)
+    else:
+        tl.store(place, as_bits(total_of(sums)), mask=there)
+        end_behind_product(ended, programs, PDL)
+
+
+@triton.jit
+def row_of_lower(updates, row, part, first, K: tl.constexpr, STRIDE: tl.constexpr):
+    """Where a row of a part's lower factor begins, and whether the adapter of the row of x has that rank."""
+    slot = tl.load(updates[1] + row).to(tl.int64)
+    entry = updates[3] + slot * STRIDE
+    rank = tl.load(entry + 1)
+    factor = updates[2] + tl.multiple_of(tl.load(entry), 16)
+    return factor + (part * rank + first) * K, (slot > 0) & (first < rank)
+
+
+@triton.jit
+def piece_of_row(begin, there, piece, K: tl.constexpr, PIECE: tl.constexpr):
+    """Some columns of a row of x, or of a factor; past L1, which may have what stood there before x."""
+    column = piece * PIECE + tl.arange(0, PIECE)
+    return tl.load(begin + column, mask=(column < K) & there, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def total_of(sums):
+    """In an order that no layout decides."""
+    return tl.sum(halving_sum(tl.reshape(sums, (1, sums.shape[0]))), 0)
 
 
 @triton.jit

@@ -21,10 +21,8 @@ from eyas.engine.kernels.attention.scores import ScoreScaling
 from eyas.engine.kernels.experts.grouped import GroupedProducts
 from eyas.engine.kernels.experts.grouped_tiles import TILES, Table
 from eyas.engine.kernels.products import exact_wide, skinny, updates, vendor
-from eyas.engine.kernels.products.block_updates import AdapterBlocks
 from eyas.engine.kernels.products.blocks import NormedRows, widened
 from eyas.engine.kernels.products.blocks import Rows as ProductRows
-from eyas.engine.kernels.products.grouped_updates import MOST, AdapterGroups
 from eyas.engine.layers.rotary import Angles
 from eyas.engine.layers.rotary import tables as rotary_tables
 from eyas.engine.parallel.group import ProcessGroup
@@ -92,22 +90,22 @@ class LayerContext:
 @dataclass(frozen=True)
 class Forward:
     """State that every layer of one forward shares. `everyones`: the `kv_rows` of all sharers, rank after
-    rank. `groups`: of rows with one adapter, where kernels multiply those together.
+    rank. `adapters`: those of the rows, in fast arithmetic.
     """
 
     rows: ForwardRows
     context: LayerContext
     everyones: torch.Tensor | None = None
-    groups: AdapterGroups | AdapterBlocks | None = None
+    adapters: skinny.AdapterRows | None = None
 
     @classmethod
     def of(cls, rows: ForwardRows, context: LayerContext, *, whole: bool = True) -> Forward:
         """A forward of these rows; of several sharers each has as many, unless it is not `whole`."""
-        if rows.adapters is not None and rows.count > updates.FEW and not context.launch.exact:
-            kind = AdapterGroups if rows.count <= MOST.value else AdapterBlocks
-            return cls(rows, context, groups=kind(rows.adapters))
+        adapters = None
+        if rows.adapters is not None and not context.launch.exact:
+            adapters = skinny.adapters_of(rows.adapters)
         if context.sharers.ranks == 1 or not whole:
-            return cls(rows, context)
+            return cls(rows, context, adapters=adapters)
         padding = ProcessGroup.exchanged(rows.count) - rows.count
         padded = torch.nn.functional.pad(rows.kv_rows, (0, padding), value=-1).contiguous()
         every = context.sharers.gather(padded)[:, : rows.count]
@@ -147,8 +145,8 @@ class Forward:
         assert weight.numbers is not None
         assert self.rows.leaving is None  # adapters are those of all rows
         launch, read = self.context.launch, x.plain if isinstance(x, NormedRows) else widened(x)
-        if self.groups is not None:
-            return self.groups.updates(read, weight.numbers)
+        if self.adapters is not None:
+            return self.adapters.updates(read, weight.numbers)
         return updates.shrunk(read, self.rows.adapters, weight.numbers, launch.pdl, launch.exact)
 
     def updated_choices(
