@@ -195,4 +195,5 @@ def test_a_call_of_a_custom_tool_is_read_as_one_with_its_input() -> None:
     call, result = as_chat(body).messages[-2:]
     assert call.tool_calls and call.tool_calls[0].function.name == "patch"
     assert call.tool_calls[0].function.arguments == {"input": "x"}
-    assert (result.role, result.tool_call_id, result.content) == ("tool", "c1", "done")
+    assert (result.role, result.tool_call_id) == ("tool", "c1")
+    assert str(result.content) == "done"
