@@ -14,15 +14,16 @@ from eyas.common.config import NANO, NANO_HEAD
 from eyas.engine.models.heads import read_head
 from eyas.engine.models.table import read_model
 from eyas.train.doctor import check_tensors
-from tests.unit.mtp_engines import CHAIN, TREE, config_of
+from tests.unit.mtp_engines import TREE, config_of
 from tests.unit.tiny_mtp import write_tiny_nextn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def in_four_bits(folder: Path, out: Path, form: str, group: int) -> Path:
-    command = ["quantize", str(folder), "--out", str(out), "--format", form, "--group-size", str(group)]
-    assert cli.main(command) == 0
+    """`group`: weights per scale, of formats in which that is free."""
+    sized = [] if form == "mxfp4" else ["--group-size", str(group)]
+    assert cli.main(["quantize", str(folder), "--out", str(out), "--format", form, *sized]) == 0
     return out
 
 
@@ -57,7 +58,7 @@ def test_mtp_layers_in_four_bits_change_no_token(tmp_path: Path, form: str, spli
     model = in_four_bits(write_tiny_nextn(tmp_path / "plain", layers=4), tmp_path / "model", form, 32)
     config, asked = config_of(model, tmp_path), mixed_requests(3)
     expected = undrafted(config, asked)
-    drafting = replace(config, speculation=CHAIN if split else TREE)
+    drafting = replace(config, speculation=TREE)
     cluster = Loopback(*(split_configs(drafting) if split else (drafting,)))
     assert run_all(cluster, asked, split=split) == expected
     entries = [entry for result in cluster.results.values() for entry in result.entries]
