@@ -147,7 +147,8 @@ class EngineSpec:
         decoder, prefixes = self.decoder(group), head.prefixes if head else ("",)
         spelling = head_spelling(head) if head else decoder.spelling
         placement, fused = self.placement, decoder.fused
-        sizes = (decoder.folder, spelling, placement, prefixes, quantized, fused)
+        folder = decoder.folder if file is None else Path("the update")  # as errors name it
+        sizes = (folder, spelling, placement, prefixes, quantized, fused)
         with FolderWeights(*sizes) if file is None else GivenWeights(file, *sizes) as weights:
             yield weights
 
