@@ -1,7 +1,4 @@
-"""Turns a prompt and a caller's options into a request that the cluster can run, or refuses it clearly.
-
-The HTTP and the gRPC front both call it.
-"""
+"""Makes the request for a prompt and a caller's options, or refuses it, for the HTTP and the gRPC front."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ from gateway.http.long_ids import all_below
 
 MAX_PROMPT_LOGPROBS = 1 << 20  # log-probabilities per prompt: of its own tokens and of the best ids
 
-MOST_NAMED = 20  # of the names that a refusal lists
+MOST_NAMED = 20  # names that a refusal lists at most
 NO_ADAPTERS = AdapterRoster()
 
 
@@ -45,13 +42,13 @@ NO_ADAPTERS = AdapterRoster()
 class GenerationOptions:
     """The options of a generation request.
 
-    `max_tokens` None: as many as fit, at most the model's own default or, if it has none,
-    `default_max_tokens`, if there is one. `params.max_tokens` is not read; a `params.top_k` of -1 means all,
-    as 0 does. `seed` None: the server's. `truncate_prompt`: how many of the prompt's last tokens stay; -1: as
-    many as leave space for `max_tokens`. `predicted`: ids of the expected answer. `priority`: see
-    `eyas.common.params`. `session`: its conversation's name. `cache_salt`:
-    its pages are shared with those of the same salt alone. Prompts with the same `call` share one call's
-    part of a worker. `cut_to_fit`: more than fit are as many as fit, not an error.
+    `max_tokens` None: the context length bounds the answer, and so does the model's own default or, if it has
+    none, `default_max_tokens`. `cut_to_fit`: a larger `max_tokens` than fits is reduced instead of refused.
+    `params.max_tokens` is not read; a `params.top_k` of -1 means all, like 0. `seed` None: the server's.
+    `truncate_prompt`: keeps this number of the prompt's last tokens; -1: those that leave space for
+    `max_tokens`. `predicted`: ids of the expected answer. `priority`: see `eyas.common.params`. `session`:
+    the name of the conversation. `cache_salt`: pages are shared only among requests of the same salt. Prompts
+    with the same `call` share the part of a worker that one call gets.
     """
 
     params: SamplingParams = SamplingParams()
@@ -76,13 +73,12 @@ class GenerationOptions:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The limits and abilities of the served model: the smallest of its workers' limits.
+    """The abilities of the served model, and the smallest limits of its workers. Lengths are in tokens.
 
-    `synthetic`: they accept drafts by chance, for benchmarks, and answers mean nothing. `arithmetic`: as in
-    `WorkerInfo` if it is the same of all; else "fast". `sampling` holds the model's own
-    defaults of sampling parameters. `seed`: what the seeds of requests that give none are made of; None: they
-    are random. `adapters`: those that requests may have; `adapter`: the id of the one of this request; "":
-    none. Lengths are in tokens.
+    `synthetic`: workers accept drafts by chance, for benchmarks, and answers mean nothing. `arithmetic`: see
+    `WorkerInfo`; "fast" unless it is the same on all workers. `sampling`: the model's own defaults of
+    sampling parameters. `seed`: determines the seeds of requests without one; None: they are random.
+    `adapters`: those that requests may use; `adapter`: the id of this request's adapter; "": none.
     """
 
     id: str
@@ -102,7 +98,7 @@ class ServedModel:
 
     @property
     def system_fingerprint(self) -> str:
-        """Names model and mode in OpenAI's replies."""
+        """The field of OpenAI's replies that identifies the model and the mode."""
         exact = f"_{self.arithmetic}" if self.arithmetic.startswith(EXACT) else ""
         return f"fp_{self.fingerprint[:12]}{exact}" + ("_synthetic" if self.synthetic else "")
 
@@ -141,10 +137,10 @@ def served_model(
 
 
 async def serving(config: GatewayConfig, backend: GenerationBackend, *names: str) -> ServedModel:
-    """The model behind this gateway, with its adapters. A name that neither has is looked for on all workers:
-    another gateway may have loaded its adapter just now.
+    """The model behind this gateway, with its adapters. Raises Unavailable if no worker serves it.
 
-    Raises Unavailable if no worker serves it.
+    For an unknown name the adapters are first read from all workers again: another gateway may just have
+    loaded it.
     """
     control = backend.adapters
     if any(name and not _has(config, control.roster, name) for name in names):
@@ -191,7 +187,7 @@ def _has(config: GatewayConfig, adapters: AdapterRoster, name: str) -> bool:
 
 
 def _adapter(config: GatewayConfig, adapters: AdapterRoster, name: str) -> Adapter | None:
-    """The adapter of this name, alone or after the model's; None: there is none."""
+    """The adapter of this name, alone or after the model's name and a colon; None if there is none."""
     if not (name and adapters.adapters):
         return None
     base, _, after = name.partition(":")
@@ -245,7 +241,7 @@ def admit(
 
 
 def _seed(model: ServedModel, options: GenerationOptions, prompt_ids: PromptIds) -> int:
-    """The request's own seed; else one that follows the prompt alone, or a random one."""
+    """The request's own seed; else one derived from the server's seed and the prompt, or a random one."""
     if options.seed is not None:
         return options.seed % 2**64
     if model.seed is None:
@@ -255,7 +251,7 @@ def _seed(model: ServedModel, options: GenerationOptions, prompt_ids: PromptIds)
 
 
 def _refuse_synthetic(options: GenerationOptions) -> None:
-    """Raises InvalidRequest for options that only have a meaning for the model's own tokens."""
+    """Raises InvalidRequest for options that have a meaning only if the model chooses the tokens."""
     params = options.params
     for name, given in (("seed", options.seed), ("logprobs", params.logprobs), ("grammar", params.grammar)):
         if given is not None:
@@ -282,7 +278,7 @@ def _predicted(model: ServedModel, options: GenerationOptions, prompt: int) -> t
 
 
 def _check_prompt_logprobs(params: SamplingParams, prompt: int) -> None:
-    """Raises InvalidRequest if they start beyond the `prompt` tokens, or are too many."""
+    """Raises InvalidRequest if prompt log-probabilities start beyond `prompt` tokens, or are too many."""
     top, start = params.prompt_logprobs, params.prompt_logprobs_start
     if top is None:
         return
@@ -300,7 +296,7 @@ def _check_prompt_logprobs(params: SamplingParams, prompt: int) -> None:
 
 
 def _prompt_limit(model: ServedModel, options: GenerationOptions) -> int:
-    """How many of a prompt's last tokens are kept, at least one."""
+    """The number of a prompt's last tokens that are kept, at least one."""
     if options.truncate_prompt is not None and options.truncate_prompt > 0:
         return options.truncate_prompt
     return max(1, model.context_length - (1 if options.max_tokens is None else options.max_tokens))
@@ -334,5 +330,5 @@ def _max_tokens(model: ServedModel, prompt: int, options: GenerationOptions) -> 
 
 
 def _most(model: ServedModel) -> str:
-    """Returns the beginning of a refusal, in the words that clients look for."""
+    """Returns the beginning of a refusal, in the words that clients match."""
     return f"this model's maximum context length is {model.context_length} tokens"

@@ -1,12 +1,13 @@
-"""Runs a call: admits every prompt, then gives one stream of deltas over all of its choices.
+"""Runs a call: admits every prompt, then merges the deltas of all of its choices into one stream.
 
 All generations of a call are closed when one fails.
 
-Most tokens take a short way, from a worker's message to the client's connection, without waking a task. An
-entry that only adds tokens to a choice is shown at once, by one chain of calls, while the stream's reader
-waits. All other entries go through the reader (`TextStream.take`, `Format.event`, `Reply.write`), and so does
-everything while the client reads slowly. That way says what is right: on the short one the same bytes leave
-sooner. What an HTTP server offers for it, past the layers of calls around ASGI's `send`, is `BodyParts`.
+Most tokens take a fast path (a lane) from a worker's message to the client's connection, without waking a
+task. An entry that only adds tokens to a choice is written immediately, by one chain of calls, while the
+reader of the stream waits. All other entries go through the reader (`TextStream.take`, `EventFormat.event`,
+`WireReply.write`), and so do all entries while the client reads slowly. The reader's path is the
+specification: the fast path sends the same bytes sooner. It writes to `BodyParts`, by which an HTTP server
+bypasses the layers of calls around ASGI's `send`.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from gateway.text.entries import RequestTrace, TextDelta, TextStream, UsageCount
 from gateway.text.tokenizer import Tokenizer
 
 TextEvent = Callable[[int, str], bytes]
-"""(choice, text): the event that adds text to a choice and says nothing else."""
+"""(choice, text): the event that only adds text to a choice."""
 _encode = msgspec.json.Encoder().encode
-_MARK = secrets.token_hex(16)  # a text that stands for any other: nothing else in an event is like it
+_MARK = secrets.token_hex(16)  # a placeholder for the text of an event: nothing else in one equals it
 PARTS = "eyas.parts"
-"""An extension of ASGI: under this name, a scope may have the `BodyParts` of its response."""
+"""The key of an ASGI scope under which a server may offer the `BodyParts` of its response."""
 
 
 class CallAnswer:
@@ -61,8 +62,9 @@ class CallAnswer:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The metadata of answers about their weights, once these have changed: {} before. Prompts of one
-        call may be answered by different ones: then all are named.
+        """The metadata that name the weights of the answers; {} until the weights were first updated.
+
+        Prompts of one call may be answered by different weights: then all are named.
         """
         versions = dict.fromkeys(self.weight_versions)
         return {} if [*versions] == [FIRST_VERSION] else {"weight_version": ",".join(versions)}
@@ -74,25 +76,27 @@ class CallAnswer:
         return UsageCounts(*map(sum, zip(*counts, strict=True)))
 
     def take(self) -> Awaitable[Sequence[TextDelta]]:
-        """The deltas that have come, at least one; () at the end. Choice c of prompt p is p * n + c.
+        """Waits for the next deltas, at least one; () at the end. Choice c of prompt p is p * n + c.
 
         Raises EyasError when a generation fails.
         """
         return self._streams[0].take() if len(self._streams) == 1 else self._take_any()
 
     def use_lanes(self, events: EventFormat, meter: CallMeter, parts: BodyParts) -> None:
-        """Sends the events of most tokens to `parts` from now on, instead of their deltas to `take`."""
+        """From now on, writes most tokens to `parts` as events, instead of returning their deltas by
+        `take`.
+        """
         if len(self._streams) == 1:
             (text,) = self._streams
             text.use_lanes(partial(lane_of, text, events, meter, parts))
 
     def leave_lanes(self) -> None:
-        """Ends the lanes: nothing is written any more without `take`."""
+        """Ends the lanes: all further deltas are returned by `take`."""
         for text in self._streams:
             text.use_lanes(None)
 
     async def aclose(self) -> None:
-        """Ends what still reads. The streams stay their owner's."""
+        """Cancels the pending reads. The caller still owns the streams."""
         for task in self._reads:
             task.cancel()
         await asyncio.gather(*self._reads, return_exceptions=True)
@@ -117,9 +121,10 @@ class CallAnswer:
 async def admitted(
     backend: GenerationBackend, tokenizer: Tokenizer, call: ApiCall
 ) -> AsyncIterator[CallAnswer]:
-    """The call's answer once all of its prompts are admitted; closes every generation at the end.
+    """Submits all prompts together and yields the answer once all are admitted; closes every generation at
+    exit.
 
-    All prompts are submitted at once. If one is refused the others are cancelled, and its error is raised.
+    If one prompt is refused, the others are cancelled and its error is raised.
     """
     if len(call.requests) > 1:
         backend.check(call.requests)
@@ -139,12 +144,12 @@ async def admitted(
         owned.push_async_callback(answer.aclose)
         try:
             yield answer
-        except InvalidRequest as error:  # a worker's: its grammar is too slow to follow, say
+        except InvalidRequest as error:  # of a worker, as for a grammar that is too slow to follow
             raise call.named(error) from None
 
 
 def joined(deltas: Sequence[TextDelta]) -> TextDelta:
-    """One choice's deltas, in order and at least one, as a single delta."""
+    """Joins the deltas of one choice, in order and at least one, into a single delta."""
     return TextDelta(
         choice=deltas[0].choice,
         text="".join(delta.text for delta in deltas),
@@ -160,16 +165,16 @@ def joined(deltas: Sequence[TextDelta]) -> TextDelta:
 
 
 class EventFormat(Protocol):
-    """How one answer is written.
+    """Writes the deltas of one answer as events.
 
-    `text_event`: writes the event of a delta that holds text alone; None if events say more, or if such
-    deltas have no event of their own.
+    `text_event`: writes the event of a delta that has only text; None if the event depends on more than the
+    text, or if such a delta need not have exactly one event.
     """
 
     text_event: TextEvent | None
 
     def event(self, delta: TextDelta) -> bytes:
-        """The events of one delta; empty if it holds nothing to show yet."""
+        """The events of one delta; empty if it has nothing to show yet."""
         ...
 
 
@@ -182,7 +187,7 @@ def around(event: TextEvent, choice: int) -> tuple[bytes, bytes]:
 def lane_of(
     text: TextStream, events: EventFormat, meter: CallMeter, parts: BodyParts, choice: int
 ) -> FastPath | None:
-    """The lane of a choice of this response; None: it has none yet."""
+    """Makes the lane of a choice of this response; None: it can have none yet."""
     show = text.bare(choice)
     if show is None:
         return None
@@ -193,19 +198,19 @@ def lane_of(
 
 
 class EntryLane(FastPath):
-    """The lane of one choice."""
+    """The lane of one choice: writes its entries as events."""
 
     __slots__ = ("_parts", "_rhythm", "_show", "_usage")
 
     def __init__(self, show: Detokenizer, usage: UsageCounts, rhythm: TokenRhythm, parts: BodyParts) -> None:
-        """`show`: the text of the next tokens."""
+        """`show` converts the next tokens to text."""
         self._show = show
         self._usage = usage
         self._rhythm = rhythm
         self._parts = parts
 
     def offer(self, entry: TokenEntry, now: float) -> bool:
-        """Shows an entry; False, and nothing has happened: it is the reader's."""
+        """Writes an entry. False, without any effect, if the reader must process it."""
         if entry.finish is not None or entry.logprobs or self._parts.blocked:
             return False
         if entry.timings is not None or entry.prompt is not None:
@@ -217,14 +222,14 @@ class EntryLane(FastPath):
 
     @abstractmethod
     def _event(self, entry: TokenEntry) -> bytes:
-        """The event of an entry, which it counts; empty if there is none."""
+        """Counts an entry and returns its event; empty if it has none."""
 
 
 class TextLane(EntryLane):
-    """All bytes of its events but the text's are rendered once.
+    """A lane whose events are constant but for the text, so that their other bytes are rendered once.
 
-    Between two of its tokens those of all other streams pass, so what it touches is in no cache: it has at
-    hand what most tokens need, and shares what it can.
+    The tokens of all other streams pass between two of its own, so its memory is never in the CPU's cache. It
+    therefore touches little per token and shares what it can with other lanes.
     """
 
     __slots__ = ("_after", "_before")
@@ -237,7 +242,7 @@ class TextLane(EntryLane):
         around: tuple[bytes, bytes],
         parts: BodyParts,
     ) -> None:
-        """`around`: what is before and after the text in an event."""
+        """`around`: the bytes before and after the text in an event."""
         super().__init__(show, usage, rhythm, parts)
         self._before, self._after = around[0], _shared(around[1])
 
@@ -254,12 +259,12 @@ class TextLane(EntryLane):
 
 @lru_cache(256)
 def _shared(after: bytes) -> bytes:
-    """The same bytes, in one place for all streams whose events end alike."""
+    """Returns one shared copy of the bytes for all streams whose events end alike."""
     return after
 
 
 class DeltaLane(EntryLane):
-    """A lane whose events are rendered as the reader would: they say more than the text."""
+    """A lane that renders each event in full, as the reader would: its events have more than the text."""
 
     __slots__ = ("_events",)
 
@@ -288,21 +293,21 @@ class DeltaLane(EntryLane):
 
 
 class BodyParts(Protocol):
-    """The short way for parts of a body that has begun: past the layers of calls around `send`."""
+    """Writes parts of a response body that has begun, bypassing the layers of calls around `send`."""
 
     __slots__ = ()
 
     blocked: bool
-    """Whether the client reads slowly. It is read for every token."""
+    """Whether the client reads slowly; checked for every token."""
 
     def write(self, part: bytes) -> None:
-        """Takes a part, which leaves soon. A no-op once the client is gone."""
+        """Queues a part, which is sent soon. A no-op once the client has disconnected."""
         ...
 
     def flush(self) -> None:
-        """All parts leave now: before anything else is sent."""
+        """Sends all queued parts now; called before anything else is sent."""
         ...
 
     async def drain(self) -> None:
-        """Waits until the client has read, or is gone."""
+        """Waits until the client has read the parts, or has disconnected."""
         ...

@@ -1,4 +1,4 @@
-"""The interface between the gateway's fronts (HTTP, gRPC) and what makes tokens behind them."""
+"""The interface between the gateway's fronts (HTTP, gRPC) and the backend that generates tokens."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ from gateway.routing.weights import WeightsChange, WeightUpdate
 class BackendHealth(msgspec.Struct, frozen=True):
     """Whether a request sent now would succeed.
 
-    `problem`: why it would fail, as a sentence; empty if it would succeed. `degraded`: what it would have to
-    do without; empty if nothing. `paused`: that it would wait until generation goes on; empty if it would
-    not.
+    Each field is a sentence, or empty. `problem`: why the request would fail. `degraded`: how its answer
+    would be limited. `paused`: why it would have to wait.
     """
 
     problem: str = ""
@@ -36,58 +35,58 @@ class BackendHealth(msgspec.Struct, frozen=True):
 
 
 class FastPath(Protocol):
-    """A short way for entries."""
+    """Takes token entries past the buffer and the task of their reader."""
 
     __slots__ = ()
 
     def offer(self, entry: TokenEntry, now: float) -> bool:
-        """Takes an entry that came now (monotonic seconds): nothing else gets it then. False: it did not."""
+        """Consumes an entry that arrived at `now` (monotonic seconds). False if the entry was not taken."""
         ...
 
 
 Lanes = Callable[[int], FastPath | None]
-"""The lane of a choice; None: it has none yet."""
+"""Maps the index of a choice to its lane; None if it has none yet."""
 
 
 class GenerationStream(Protocol):
-    """The tokens of one admitted request. Its reader owns it and calls `aclose`, however it ended."""
+    """The token stream of one admitted request. Its reader owns it and calls `aclose`, however it ended."""
 
     @property
     def tokens(self) -> int:
-        """How many have come, those that a request began with among them."""
+        """The number of tokens so far, including those that the request began with."""
         ...
 
     @property
     def weight_version(self) -> str:
-        """The name of the weights that all of its tokens come from; known once one has come."""
+        """The name of the weights that generate all of its tokens; final once there is a token."""
         ...
 
     def take(self) -> Awaitable[Sequence[TokenEntry]]:
-        """Waits for new entries and returns all of them; () at the end.
+        """Waits for new entries and returns them; () at the end.
 
-        It gives each output index of each choice exactly once and in order, and ends after every choice
-        finished or was cancelled. Raises EyasError if the request fails or its deadline passes, and if its
-        reader is so slow that the stream's bounded buffer is full.
+        Each output index of each choice is returned exactly once and in order. The stream ends when every
+        choice has finished or was cancelled. Raises EyasError if the request fails or its deadline passes,
+        and if the bounded buffer is full because the reader is too slow.
         """
         ...
 
     def use_lanes(self, lanes: Lanes | None) -> None:
-        """Offers an entry that comes while the reader waits to its choice's lane from now on (None: to none).
+        """From now on, offers entries that arrive while the reader waits to the lane of their choice.
 
-        Lanes leave a request's first two tokens to `take`, which alone gives the end and errors. A stream
-        may do without lanes.
+        `lanes` None: to none. The first two tokens of a request, its end and its errors come from `take`
+        alone. A stream need not support lanes.
         """
 
     async def cancel(self, choice: int | None = None) -> None:
-        """Ends one choice, or (None) the whole request, at any stage. Idempotent."""
+        """Ends one choice, or the whole request if `choice` is None, at any stage. Idempotent."""
         ...
 
     def fail(self, error: EyasError) -> None:
-        """Ends the stream with `error` after the entries that it holds already."""
+        """Ends the stream with `error` after the buffered entries."""
         ...
 
     async def aclose(self) -> None:
-        """Cancels what still runs and frees everything. Idempotent."""
+        """Cancels unfinished choices and frees all resources. Idempotent."""
         ...
 
 
@@ -126,111 +125,114 @@ class WatchedStream(GenerationStream):
 
 
 class AdapterControl(Protocol):
-    """The adapters of the served model. `roster`: those that requests may have, as last heard of."""
+    """Loads and unloads adapters. `roster`: the adapters that requests may use, as last reported."""
 
     roster: AdapterRoster
 
     async def look(self) -> None:
-        """Makes `roster` that of now: another gateway may have changed it."""
+        """Updates `roster` from the workers: another gateway may have changed it."""
         ...
 
     async def load(self, adapter: Adapter, *, replace: bool) -> Adapter:
         """Loads an adapter on all workers, or on none, and returns it with its id and rank.
 
-        `replace`: one of its name may be loaded, and leaves. Raises InvalidRequest for a name that is taken
-        otherwise, what a worker says is wrong with the folder, and Unavailable where none serves.
+        `replace`: unloads an adapter of the same name, for which InvalidRequest is raised otherwise. Raises
+        the error of a worker that cannot load the folder, and Unavailable if no worker serves.
         """
         ...
 
     async def unload(self, name: str, id: str = "") -> Adapter:
-        """Unloads an adapter on all workers: its requests go on to their ends, and no new one is taken.
+        """Unloads an adapter on all workers. Its running requests finish; new ones are refused.
 
-        `id`: what it must have; "": any. Raises ModelNotFound for a name that none has, InvalidRequest for
-        another id.
+        `id`: the id that the adapter must have; "": any. Raises ModelNotFound for an unknown name and
+        InvalidRequest for another id.
         """
         ...
 
 
 class WeightControl(Protocol):
-    """The weights of the served model. `newest`: those that answer requests, as last heard of."""
+    """Updates the weights of the served model. `newest`: those that answer requests, as last reported."""
 
     newest: WeightsInfo
 
     async def update(self, update: WeightUpdate) -> WeightsChange:
         """Changes the weights of all workers, or of none.
 
-        Raises what a worker says is wrong with them, Busy if what runs has not ended in time, or while
-        another update is under way, and Unavailable if a worker is lost: then the old weights serve on.
+        Raises the error of a worker that cannot load them, Busy if running requests have not ended in time or
+        another update is in progress, and Unavailable if a worker is lost. After an error the old weights
+        continue to serve.
         """
         ...
 
     async def read(self, name: str, count: int) -> tuple[float, ...]:
-        """The first numbers of a tensor, as it was stored. Raises NotFound for one that is not there."""
+        """The first `count` numbers of the stored tensor `name`. Raises NotFound if there is none."""
         ...
 
     async def join(self, command: JoinGroup) -> tuple[str, ...]:
-        """Has every worker join a `torch.distributed` group; their addresses, in the order of their ranks.
+        """Has every worker join a `torch.distributed` group; returns their addresses in the order of ranks.
 
-        Raises what keeps one from it.
+        Raises the error of a worker that cannot join.
         """
         ...
 
     async def leave(self, group: str) -> None:
-        """Has every worker leave it."""
+        """Has every worker leave the group."""
         ...
 
 
 class GenerationBackend(Protocol):
-    """Turns requests into tokens: the cluster, or a script in a test."""
+    """Generates tokens for requests: the cluster, or a script in a test."""
 
     def check(self, requests: Sequence[GenerationRequest]) -> None:
-        """Raises what is known to refuse these if all are started together."""
+        """Raises the error by which these requests would be refused if all were started together."""
         ...
 
     async def start(self, request: GenerationRequest) -> GenerationStream:
         """Returns once every worker involved has admitted the request.
 
-        Raises EyasError (Overloaded, Unavailable, ...) if one refuses it; then, and when this call is
-        cancelled, no worker keeps any of it.
+        Raises EyasError (Overloaded, Unavailable, ...) if one refuses it. After an error or a cancel of this
+        call nothing of the request stays on any worker.
         """
         ...
 
     async def models(self) -> list[WorkerInfo]:
-        """The workers known now and those expected back, from the last snapshot: it never waits."""
+        """The known workers and those expected back, from the last snapshot. Never waits."""
         ...
 
     def links(self) -> list[RouterCandidate]:
-        """The workers known now, each with this gateway's requests and connection to it."""
+        """The known workers, each with this gateway's requests and connection to it."""
         ...
 
     def health(self) -> BackendHealth:
-        """Whether a request sent now would succeed, as far as is known already: it never waits."""
+        """Whether a request sent now would succeed, from the last snapshot. Never waits."""
         ...
 
     async def flush(self, wait_s: float) -> dict[str, int]:
-        """Empties the prefix cache of each worker on which nothing runs; the pages that each had.
+        """Empties the prefix cache of every worker; returns the number of pages that each had.
 
-        Raises Busy if something still runs on one after `wait_s`, and what else keeps one from it.
+        Raises Busy if a request still runs on one after `wait_s`, and the error of a worker that fails.
         """
         ...
 
     async def control(self, command: ControlCommand) -> dict[str, ControlOutcome]:
-        """Has every worker carry the command out; what each did. Raises what keeps one of them from it."""
+        """Has every worker carry out the command; returns the outcomes. Raises the error of one that
+        fails.
+        """
         ...
 
     @property
     def adapters(self) -> AdapterControl:
-        """The adapters that requests may have, and how they come and go."""
+        """The adapters that requests may use."""
         ...
 
     @property
     def weights(self) -> WeightControl:
-        """The weights that answer, and how they change."""
+        """The weights that answer requests."""
         ...
 
 
 class PassingBackend(GenerationBackend):
-    """Passes everything to the backend behind it: what stands before a backend says only what it changes."""
+    """Delegates every method to another backend; subclasses override the ones that they change."""
 
     def __init__(self, backend: GenerationBackend) -> None:
         self._backend = backend

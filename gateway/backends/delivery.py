@@ -31,10 +31,10 @@ MAX_TAKEN = 64  # entries at a time: a client that reads again after a while get
 
 
 class TokenTimes(msgspec.Struct, frozen=True):
-    """The times of a request's tokens so far. Times are monotonic seconds.
+    """The times of a request's tokens so far, in monotonic seconds.
 
-    `steps`: entries with new tokens, over all choices; `tokens`: what they had. `began`: when the request
-    did; `first`, `last`: when the first and the last of these tokens came.
+    `steps`: the number of entries with new tokens, over all choices; `tokens`: the number of these tokens.
+    `began`: the start of the request; `first`, `last`: the arrival of the first and the last token.
     """
 
     choices: int
@@ -46,22 +46,24 @@ class TokenTimes(msgspec.Struct, frozen=True):
 
     @property
     def ttft_s(self) -> float | None:
-        """Seconds to the first token; None: there was none."""
+        """Seconds to the first token; None without a token."""
         return self.first - self.began if self.steps else None
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds per token after the first, of one choice in the mean; None: there was none."""
+        """Seconds per token after the first, in the mean over choices; None without a second token."""
         later = self.tokens / self.choices - 1
         return (self.last - self.first) / later if later > 0 else None
 
 
 class ChoiceOutput(FastPath):
-    """One choice of a delivery: its tokens so far, when the last came (monotonic seconds), how many entries
-    had some, and the lane that takes entries while the reader waits, if it has one yet.
+    """The output of one choice.
+
+    `ids`: its tokens so far. `last`: when the last one arrived (monotonic seconds). `entries`: the number of
+    entries with tokens. `lane`: takes entries while the reader waits; None: there is none yet.
     """
 
-    # All streams' entries pass by in turn, so what one touches is in no cache: it lies close together.
+    # Entries of all streams alternate, so these fields are rarely in the CPU's cache: slots put them together.
     __slots__ = ("_choice", "_delivery", "entries", "ids", "lane", "last")
 
     def __init__(self, delivery: OutputBuffer, choice: RequestChoice) -> None:
@@ -73,7 +75,7 @@ class ChoiceOutput(FastPath):
         self.last = 0.0
 
     def offer(self, entry: TokenEntry, now: float) -> bool:
-        """Gives the lane an entry that has just the next tokens. False: it is to be pushed."""
+        """Passes an entry that has exactly the next tokens to the lane. False: the entry must be pushed."""
         lane, ids, tokens = self.lane, self.ids, entry.tokens
         if lane is None or not self._delivery.waits or entry.index != len(ids) or not tokens:
             return False
@@ -91,22 +93,22 @@ class ChoiceOutput(FastPath):
 
 
 class OutputBuffer(FastPath):
-    """A bounded buffer of entries between the workers' streams and one consumer.
+    """A bounded buffer of entries between the streams of the workers and one reader.
 
     `push`, `offer`, `close` and `end` neither wait nor raise, so a shared stream can call them; `take` waits.
-    `waits`: the reader has dealt with all that it took, and nothing has woken it since.
+    `waits`: the reader has processed all entries that it took and has not been woken since.
     """
 
     __slots__ = (
-        *("_began", "_buffer", "_ended", "_error", "_first", "_given", "_lanes", "_limit", "_open"),
+        *("_began", "_buffer", "_ended", "_error", "_first", "_initial_tokens", "_lanes", "_limit", "_open"),
         *("_outputs", "_prompt_delivered", "_reader", "_steps", "waits"),
     )
 
     def __init__(self, choices: Sequence[RequestChoice], limit: int = MAX_BUFFERED_STEPS) -> None:
         self._outputs = {choice.index: ChoiceOutput(self, choice) for choice in choices}
-        self._given = self.tokens
+        self._initial_tokens = self.tokens
         self._began = self._first = time.monotonic()
-        self._open = dict(self._outputs)  # those of the choices that go on
+        self._open = dict(self._outputs)  # of the unfinished choices
         self._steps = limit
         self._limit = limit * max(1, len(choices))  # a step has one entry per choice
         self._buffer: deque[TokenEntry] = deque()
@@ -124,24 +126,24 @@ class OutputBuffer(FastPath):
 
     @property
     def begun(self) -> bool:
-        """Whether a token has come, beside those that the request began with."""
-        return self.tokens > self._given
+        """Whether there is a token besides those that the request began with."""
+        return self.tokens > self._initial_tokens
 
     @property
     def over(self) -> bool:
-        """Whether it takes no more entries: it is complete, or it has ended."""
+        """Whether no more entries are taken: every choice is complete, or the delivery has ended."""
         return self._ended or not self._open
 
     @property
     def tokens(self) -> int:
-        """How many tokens all choices have so far."""
+        """The number of tokens of all choices so far."""
         return sum(len(output.ids) for output in self._outputs.values())
 
     @property
-    def pace(self) -> TokenTimes:
-        """The times of its tokens."""
+    def token_times(self) -> TokenTimes:
+        """The times of the tokens so far."""
         outputs = self._outputs.values()
-        entries, tokens = sum(output.entries for output in outputs), self.tokens - self._given
+        entries, tokens = sum(output.entries for output in outputs), self.tokens - self._initial_tokens
         last = max(output.last for output in outputs)
         return TokenTimes(len(outputs), entries, tokens, self._began, self._first, last)
 
@@ -150,12 +152,12 @@ class OutputBuffer(FastPath):
         return choice in self._open
 
     def unfinished(self) -> tuple[RequestChoice, ...]:
-        """The open choices and the tokens delivered of each: another worker goes on from these."""
+        """The open choices with their delivered tokens, from which another worker can continue."""
         return tuple(RequestChoice(i, tuple(output.ids)) for i, output in self._open.items())
 
     @property
     def lane(self) -> FastPath | None:
-        """The sink of entries that need no push; None: every entry is pushed."""
+        """Takes the entries that need no push; None: every entry is pushed."""
         if self._lanes is None:
             return None
         return self if len(self._outputs) > 1 else next(iter(self._outputs.values()))
@@ -167,16 +169,16 @@ class OutputBuffer(FastPath):
             output.lane = None
 
     def offer(self, entry: TokenEntry, now: float) -> bool:
-        """Gives its choice's lane an entry that has just the next tokens. False: it is to be pushed."""
+        """Passes an entry that has exactly the next tokens to its choice's lane. False: it must be pushed."""
         output = self._open.get(entry.choice)
         return output is not None and output.offer(entry, now)
 
     def push(self, entry: TokenEntry) -> None:
-        """Buffers what is new in `entry`, unless the lane takes it.
+        """Buffers the new part of `entry`, unless the lane takes the entry.
 
-        Tokens with known indices or of closed choices are dropped, timings never; the prompt's
-        log-probabilities pass once. A skipped index, or a reader that lags too far behind, ends the delivery
-        with an error.
+        Tokens with known indices or of closed choices are dropped, timings never. The log-probabilities of
+        the prompt are delivered once. A skipped index, or a reader that lags too far behind, ends the
+        delivery with an error.
         """
         output = self._outputs.get(entry.choice)
         if output is None:
@@ -191,14 +193,14 @@ class OutputBuffer(FastPath):
             if known < 0 and entry.choice in self._open:
                 self.end(EyasError(f"a worker skipped from output index {len(output.ids)} to {entry.index}"))
                 return
-            entry = self._news(entry, known)
+            entry = self._new_part(entry, known)
         if not entry.tokens and (entry.finish, entry.timings, entry.prompt) == (None, None, None):
             return
         if entry.tokens:
             output.ids.extend(entry.tokens)
-            self._came(output, now)
+            self._record_arrival(output, now)
         if entry.finish is not None:
-            self._shut(entry.choice)
+            self._remove(entry.choice)
         if len(self._buffer) >= self._limit:
             self._buffer.clear()
             self.end(Cancelled(f"the client reads too slowly: {self._steps} steps were waiting for it"))
@@ -206,29 +208,29 @@ class OutputBuffer(FastPath):
         self._buffer.append(entry)
         self._wake()
 
-    def _news(self, entry: TokenEntry, known: int) -> TokenEntry:
-        """Returns the new part of an entry: without its first `known` tokens; nothing of a closed choice."""
+    def _new_part(self, entry: TokenEntry, known: int) -> TokenEntry:
+        """Returns an entry without its first `known` tokens; without any tokens for a closed choice."""
         if entry.prompt is not None:
             if self._prompt_delivered:
                 entry = msgspec.structs.replace(entry, prompt=None)
             self._prompt_delivered = True
         if entry.choice not in self._open:
-            return _without_news(entry)
+            return _without_new_part(entry)
         return _without_first(entry, known) if known else entry
 
     def close(self, choice: int) -> None:
-        """Drops everything that still comes for this choice."""
-        self._shut(choice)
+        """Ends a choice: further entries for it are dropped."""
+        self._remove(choice)
         self._wake()
 
     def end(self, error: EyasError | None = None) -> None:
-        """Takes no more entries. What is buffered is still delivered, then `error` is raised if given."""
+        """Takes no more entries. Buffered entries are still delivered, then `error` is raised if given."""
         if not self._ended:
             self._ended, self._error = True, error
             self._wake()
 
     def fail(self, request: str) -> None:
-        """Ends it for the defect that is being handled."""
+        """Ends the delivery with an internal error and logs the exception that is being handled."""
         _log.exception("request %s failed", request)
         self.end(EyasError("internal error"))
 
@@ -252,22 +254,22 @@ class OutputBuffer(FastPath):
         return buffer
 
     def _begin(self, output: ChoiceOutput, entry: TokenEntry) -> None:
-        """The choice has a lane from now on, if there is one by now."""
+        """Gives the choice its lane, if there is one by now."""
         assert self._lanes is not None
         try:
             output.lane = self._lanes(entry.choice)
         except Exception:
             self.fail(entry.id)
 
-    def _came(self, output: ChoiceOutput, now: float) -> None:
-        """Notes new tokens of a choice, which came now."""
+    def _record_arrival(self, output: ChoiceOutput, now: float) -> None:
+        """Records that new tokens of a choice have arrived."""
         if not any(known.entries for known in self._outputs.values()):
             self._first = now
         output.last = now
         output.entries += 1
 
-    def _shut(self, choice: int) -> None:
-        """The choice takes nothing more."""
+    def _remove(self, choice: int) -> None:
+        """Removes the choice from the open ones, with its lane."""
         if self._open.pop(choice, None) is not None:
             self._outputs[choice].lane = None
 
@@ -278,16 +280,16 @@ class OutputBuffer(FastPath):
 
 
 def _without_first(entry: TokenEntry, known: int) -> TokenEntry:
-    """`entry` without its first `known` tokens. If it has fewer, nothing in it is new."""
+    """`entry` without its first `known` tokens; without any new part if it has fewer."""
     if known > len(entry.tokens):
-        ends = entry.finish is FinishCause.ABORT  # wherever it was: others end after their last token
-        return msgspec.structs.replace(_without_news(entry), finish=FinishCause.ABORT if ends else None)
+        ends = entry.finish is FinishCause.ABORT  # at any index: other causes come after the last token
+        return msgspec.structs.replace(_without_new_part(entry), finish=FinishCause.ABORT if ends else None)
     return msgspec.structs.replace(
         entry, index=entry.index + known, tokens=entry.tokens[known:], logprobs=entry.logprobs[known:]
     )
 
 
-def _without_news(entry: TokenEntry) -> TokenEntry:
+def _without_new_part(entry: TokenEntry) -> TokenEntry:
     """`entry` with its timings and the prompt's log-probabilities only."""
     return msgspec.structs.replace(entry, tokens=(), logprobs=(), finish=None, accepted=0, offered=0)
 
@@ -295,7 +297,7 @@ def _without_news(entry: TokenEntry) -> TokenEntry:
 def first_entry(
     request: GenerationRequest, attempt: int, first: FirstToken, timings: EngineTimings | None
 ) -> TokenEntry:
-    """Token 0 of a choice, as prefill gave it: no token if the request wants none."""
+    """The entry of token 0 of a choice, as prefill returned it; without the token if `max_tokens` is 0."""
     limit = request.params.max_tokens
     return TokenEntry(
         id=request.id,

@@ -1,11 +1,11 @@
-"""The life of one request in the cluster, from its first leg to its last token.
+"""Runs one request on the cluster, from routing to its last token.
 
-    route -> Submit (decode) and Prefill together -> both admitted
-          -> Prefill has started: Attach its handles to decode
-          -> Prefill is done: token 0 goes to the client at once
-          -> decode's entries, until every choice has finished
+    route -> Submit (decode) and Prefill in parallel -> both admitted
+          -> Prefill has started: its KV handles are attached to decode
+          -> Prefill is done: token 0 is sent to the client immediately
+          -> decode's token entries, until every choice has finished
 
-and what happens when a worker leaves in the middle (`_replace_prefill`, `_recompute`, `_replace_decode`).
+If a worker is lost on the way, another one continues (`_replace_prefill`, `_recompute`, `_replace_decode`).
 """
 
 from __future__ import annotations
@@ -73,18 +73,20 @@ _log = logging.getLogger("eyas.gateway")
 
 
 class ClusterBackend(GenerationBackend):
-    """Turns requests into tokens on the workers of a cluster, which stays its owner's, as `layout` is."""
+    """Generates tokens on the workers of a cluster. The caller owns `cluster` and `layout`."""
 
     def __init__(self, cluster: Cluster, layout: RequestLayout | None = None) -> None:
-        """`layout`: where requests begin; None: by the workers' roles."""
+        """`layout` chooses the workers of new requests; None: by the roles of the workers."""
         self._cluster = cluster
         self._layout = layout or StaticLayout()
 
     def check(self, requests: Sequence[GenerationRequest]) -> None:
-        """Nothing: workers say what they refuse, as each request starts."""
+        """Does nothing: workers refuse requests themselves when each one starts."""
 
     async def start(self, request: GenerationRequest) -> ClusterGeneration:
-        """The generation, admitted by every leg. Raises EyasError (Overloaded, ...) and leaves no leg."""
+        """Returns the generation once every leg has admitted it. On EyasError (Overloaded, ...) no leg stays
+        open.
+        """
         generation = ClusterGeneration(self._cluster, request, self._layout)
         await generation.admit()
         return generation
@@ -120,10 +122,10 @@ class ClusterBackend(GenerationBackend):
 
 
 class ClusterGeneration(GenerationStream, LegOwner):
-    """One request. Its legs report to it; its reader iterates, cancels and closes it.
+    """One request: receives the events of its legs and delivers tokens to its reader, which closes it.
 
-    `_attempt` counts every (worker, handles) that was tried. Each message carries it. Messages of earlier
-    attempts are dropped, and so are those of replaced legs.
+    `_attempt` numbers the (worker, handles) pairs that were tried, and every message carries it. Messages of
+    earlier attempts and of replaced legs are dropped.
     """
 
     def __init__(self, cluster: Cluster, request: GenerationRequest, layout: RequestLayout) -> None:
@@ -131,7 +133,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
         self._layout = layout
         self._route: RequestRoute | None = None
         self._original = request
-        self._take_weights()
+        self._use_newest_weights()
         self._clock = asyncio.get_running_loop().time
         self._deadline = self._clock() + request.timeout_s
         self._delivery = OutputBuffer(request.choices)
@@ -141,8 +143,8 @@ class ClusterGeneration(GenerationStream, LegOwner):
         self._decode: DecodeLeg | None = None
         self._prefill: PrefillLeg | None = None
         self._first_tokens: tuple[FirstToken, ...] = ()  # as prefill sent them
-        self._decode_spoke = False  # some token came from decode: the prompt's pages alone no longer suffice
-        self._ended_elsewhere = False  # decode does not know of some end: a cancelled choice, or prefill's
+        self._decode_produced = False  # decode sent a token: the prompt's pages alone no longer suffice
+        self._decode_unaware = False  # a choice ended by a cancel or at prefill, without decode's knowledge
         self._avoid: set[str] = set()
         self._retries = RetryState(cluster.retry_budget, self._clock())
 
@@ -168,7 +170,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
             await self.aclose()
         elif self._delivery.is_open(choice):
             self._delivery.close(choice)
-            self._ended_elsewhere = True
+            self._decode_unaware = True
             self._nudge()
             if self._decode is not None and not self._delivery.over:
                 self._decode.cancel(choice)
@@ -185,13 +187,13 @@ class ClusterGeneration(GenerationStream, LegOwner):
             self._release()  # a driver cancelled before its first step has run no cleanup
             self._delivery.end()
 
-    # --- the life of the request ---
+    # --- the driver ---
 
     async def admit(self) -> None:
-        """Starts the legs and returns once every worker has queued the request. Leaves no leg on an error."""
+        """Starts the legs and returns once every worker has queued the request. Closes them on an error."""
         try:
             async with self._in_time():
-                await self._begin()
+                await self._start_legs()
                 while not self._is_admitted():
                     await self._next_event()
         except BaseException:
@@ -199,26 +201,26 @@ class ClusterGeneration(GenerationStream, LegOwner):
             raise
         self._driver = asyncio.create_task(self._drive(), name=f"request {self._request.id}")
 
-    def _take_weights(self) -> None:
-        """Takes the newest weights for the request, which shares pages with other requests of these alone."""
+    def _use_newest_weights(self) -> None:
+        """Binds the request to the newest weights. It shares pages only with requests on the same weights."""
         request, self._weights = self._original, self._cluster.weights.newest
-        if digest := self._weights.digest:  # else they are those of the workers' start
+        if digest := self._weights.digest:  # empty: the weights that the workers started with
             salt = salt_of_weights(request.salt, digest)
             request = msgspec.structs.replace(request, weights=digest, salt=salt)
         self._request = request
         self._prefix = PromptPages(request.prompt_ids, request.session, request.salt, request.adapter)
         self._search = WorkerSearch(
-            self._cluster, self._prefix, self._turn, self._pause, lambda: not self._delivery.over
+            self._cluster, self._prefix, self._wait_for_turn, self._pause, lambda: not self._delivery.over
         )
 
-    async def _begin(self) -> None:
-        """Starts the legs where the newest weights are."""
+    async def _start_legs(self) -> None:
+        """Routes the request to workers with the newest weights and starts the legs."""
         prompt = len(self._request.prompt_ids)
         while True:
             route = await self._search.find(partial(self._layout.route, prompt))
             if route is None or self._weights.digest == self._cluster.weights.newest.digest:
                 break
-            self._take_weights()  # new ones came meanwhile
+            self._use_newest_weights()  # they were updated during the search
         if route is None:
             return  # every choice was cancelled
         self._attempt, self._route = self._attempt + 1, route
@@ -227,25 +229,25 @@ class ClusterGeneration(GenerationStream, LegOwner):
             missing = self._start_prefill(route.prefill)
         self._layout.placed(route, prompt, missing)
 
-    async def _begin_again(self, error: WeightsChanging) -> None:
-        """The weights change: a request without a token is begun anew, with the new ones.
+    async def _restart(self, error: WeightsChanging) -> None:
+        """Restarts a request without tokens on the new weights.
 
-        Raises WeightsChanged for one with tokens: they would not all come from the same weights.
+        Raises WeightsChanged if it has tokens: its answer would mix two sets of weights.
         """
         if self._delivery.begun:
             text = f"the weights {self._weights.version!r} are replaced in mid-answer: {error.message}"
             raise WeightsChanged(text)
         self._release()
         if self._route is not None:
-            self._layout.ended(self._route, self._delivery.pace)
+            self._layout.ended(self._route, self._delivery.token_times)
         self._decode, self._first_tokens, self._route = None, (), None
         await self._pause()
         await self._cluster.weights.look()
-        self._take_weights()
-        await self._begin()
+        self._use_newest_weights()
+        await self._start_legs()
 
     async def _drive(self) -> None:
-        """Handles what the legs report until every choice has finished, then closes the legs."""
+        """Handles the events of the legs until every choice has finished, then closes the legs."""
         error: EyasError | None = None
         try:
             async with self._in_time():
@@ -260,16 +262,16 @@ class ClusterGeneration(GenerationStream, LegOwner):
             self._release()
             self._delivery.end(error)
             if self._route is not None:
-                self._layout.ended(self._route, self._delivery.pace)
+                self._layout.ended(self._route, self._delivery.token_times)
 
     async def _next_event(self) -> None:
         leg, event = await self._inbox.get()
         if isinstance(leg, DecodeLeg) and leg is self._decode:
-            await self._hear_decode(leg, event)
+            await self._on_decode_event(leg, event)
         elif isinstance(leg, PrefillLeg) and leg is self._prefill:
-            await self._hear_prefill(leg, event)
+            await self._on_prefill_event(leg, event)
 
-    async def _hear_prefill(self, leg: PrefillLeg, event: LegEvent | None) -> None:
+    async def _on_prefill_event(self, leg: PrefillLeg, event: LegEvent | None) -> None:
         match event:
             case PrefillStarted():
                 self._attach()
@@ -277,37 +279,36 @@ class ClusterGeneration(GenerationStream, LegOwner):
                 self._first_tokens = tuple(msgspec.structs.replace(first, prompt=None) for first in choices)
                 self._deliver_first(choices, leg.named(timings))
             case LegEnded(WeightsChanging() as error):
-                await self._begin_again(error)
+                await self._restart(error)
             case LegEnded(error) if leg.handles is None:
-                self._replace_prefill(leg, await self._judged(error))
+                self._replace_prefill(leg, await self._resolve_error(error))
             case LegEnded(InvalidRequest() | LogitsNotFinite() as error):
-                raise error  # no other worker would do better
+                raise error  # it would fail on any other worker too
         # Once prefill has started, only decode decides whether its pages arrive.
 
-    async def _hear_decode(self, leg: DecodeLeg, event: LegEvent | None) -> None:
+    async def _on_decode_event(self, leg: DecodeLeg, event: LegEvent | None) -> None:
         match event:
             case RequestAdmitted():
                 self._attach()
             case PagesLost(attempt=attempt) if attempt == self._attempt:
                 self._recompute(leg)
             case LegDraining():
-                await self._move_on(leg)
+                await self._leave_draining(leg)
             case RequestRejected(failure=failure):
-                error = await self._judged(failure.error())
+                error = await self._resolve_error(failure.error())
                 if isinstance(error, WeightsChanging) and self._delivery.begun and not leg.begun:
-                    await self._resubmit(
-                        leg
-                    )  # its token came from prefill meanwhile: a closed worker takes it now
+                    # It has a token of prefill by now, so a worker closed for new weights takes it.
+                    await self._resubmit(leg)
                 else:
                     await self._replace_decode(leg, error)
             case RequestFailed(failure=failure):
-                await self._replace_decode(leg, await self._judged(failure.error()))
+                await self._replace_decode(leg, await self._resolve_error(failure.error()))
             case LegEnded(error):
                 await self._replace_decode(leg, error)
 
-    async def _judged(self, error: EyasError) -> EyasError:
-        """A worker that lacks the request's adapter may just have begun again: the cluster knows whether
-        it was unloaded.
+    async def _resolve_error(self, error: EyasError) -> EyasError:
+        """Replaces NotFound by Unavailable if the request's adapter is still loaded in the cluster: the
+        worker has restarted and does not have the adapter yet.
         """
         adapters = self._cluster.adapters
         if isinstance(error, NotFound) and self._request.adapter:
@@ -323,31 +324,32 @@ class ClusterGeneration(GenerationStream, LegOwner):
     # --- legs ---
 
     def _start_decode(self, worker: str, attach: bool) -> int:
-        """Submits the unfinished choices: they wait for the prompt's pages, or go on from their tokens.
+        """Submits the unfinished choices, which wait for the prompt's pages or continue from their tokens.
 
-        Returns how many of the prompt's tokens the worker should lack; so does `_start_prefill`.
+        Returns the number of prompt tokens that are probably not in the worker's cache; so does
+        `_start_prefill`.
         """
         choices = self._delivery.unfinished()
         if attach:
             choices = tuple(RequestChoice(choice.index) for choice in choices)
         self._decode = DecodeLeg(self._cluster, worker, self._attempt, self)
-        missing = self._sends(worker)
+        missing = self._record_prompt(worker)
         self._decode.submit(self._rest_of_request(choices), attach, missing)
         return missing
 
     def _start_prefill(self, worker: str) -> int:
         offer_draft = self._request.speculative and router.wants_draft(self._cluster.candidates())
         self._prefill = PrefillLeg(self._cluster, worker, self)
-        rest, missing = self._rest_of_request(self._delivery.unfinished()), self._sends(worker)
-        rest = msgspec.structs.replace(rest, predicted=())  # where prompts are computed, nothing is drafted
+        rest, missing = self._rest_of_request(self._delivery.unfinished()), self._record_prompt(worker)
+        rest = msgspec.structs.replace(rest, predicted=())  # prefill makes no drafts
         self._prefill.submit(rest, self._attempt, offer_draft, missing)
         return missing
 
-    def _sends(self, worker: str) -> int:
+    def _record_prompt(self, worker: str) -> int:
         return self._cluster.sends(worker, len(self._request.prompt_ids), self._prefix)
 
     def _attach(self) -> None:
-        """Tells decode where the prompt's pages are, once they exist and it has admitted the request."""
+        """Sends decode the handles of the prompt's pages, once they exist and it has admitted the request."""
         decode, prefill = self._decode, self._prefill
         if decode is None or not decode.admitted or not decode.waits:
             return
@@ -365,7 +367,9 @@ class ClusterGeneration(GenerationStream, LegOwner):
         )
 
     def _drop_prefill(self) -> None:
-        """Closes the leg. Pages that no decode worker pulls, or gives back itself, go back to their owner."""
+        """Closes the prefill leg. Returns its pages to their owner unless a decode worker pulls or returns
+        them.
+        """
         prefill, self._prefill = self._prefill, None
         if prefill is None:
             return
@@ -386,23 +390,23 @@ class ClusterGeneration(GenerationStream, LegOwner):
         self._inbox.put_nowait((leg, event))
 
     def on_entry(self, leg: DecodeLeg, entry: TokenEntry) -> None:
-        """Puts tokens into the client's buffer at once: they do not pass through the inbox."""
-        last = entry.finish is FinishCause.ABORT  # of whatever attempt: no other entry comes
+        """Puts tokens into the client's buffer immediately, bypassing the inbox."""
+        last = entry.finish is FinishCause.ABORT  # of any attempt: no other entry follows
         if leg is not self._decode or not (last or entry.attempt == self._attempt):
             return
-        self._decode_spoke = True
+        self._decode_produced = True
         if entry.timings is not None:
             entry = msgspec.structs.replace(entry, timings=leg.named(entry.timings))
         self._delivery.push(entry)
-        leg.lane = self._delivery.lane  # of the next entries
+        leg.lane = self._delivery.lane  # for the next entries
         if self._delivery.over:
             if self._delivery.complete:
-                leg.close(cancel=self._ended_elsewhere)
+                leg.close(cancel=self._decode_unaware)
             self._nudge()
 
     def _deliver_first(self, choices: tuple[FirstToken, ...], timings: EngineTimings) -> None:
         for position, first in enumerate(choices):
-            self._ended_elsewhere |= first.finish is not None
+            self._decode_unaware |= first.finish is not None
             entry_timings = timings if position == 0 else None
             self._delivery.push(first_entry(self._request, self._attempt, first, entry_timings))
 
@@ -410,18 +414,20 @@ class ClusterGeneration(GenerationStream, LegOwner):
         """Makes the driver check whether the delivery is over."""
         self._inbox.put_nowait((None, None))
 
-    # --- when a worker leaves ---
+    # --- when a worker is lost ---
 
     def _replace_prefill(self, leg: PrefillLeg, error: EyasError) -> None:
-        """Prefill ended before its first chunk ran: nothing is lost, and another worker takes the prompt."""
+        """Sends the prompt to another worker, after a prefill that ended before its first chunk ran."""
         self._spend_retry(error)
         self._avoid.add(leg.worker)
         self._prefill_again()
 
     def _recompute(self, leg: DecodeLeg) -> None:
-        """Decode kept the request's queue place but did not get its pages; their owner is then avoided.
+        """Has the prompt computed again, after decode could not pull its pages; avoids the owner of the
+        pages.
 
-        If the client has token 0 already, decode computes the prompt itself and goes on from there.
+        Decode has the request still queued. If the client has token 0 already, decode computes the prompt
+        itself and continues from there.
         """
         leg.waits, leg.lane = True, None
         self._spend_retry(Unavailable("the pages of the prompt could not be transferred"))
@@ -435,7 +441,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
             self._prefill_again()
 
     def _prefill_again(self) -> None:
-        """Tries another prefill worker under a new attempt; without one decode computes the prompt."""
+        """Starts a new attempt on another prefill worker; if there is none, decode computes the prompt."""
         self._attempt += 1
         self._drop_prefill()
         avoid = self._avoid if self._decode is None else {*self._avoid, self._decode.worker}
@@ -446,15 +452,15 @@ class ClusterGeneration(GenerationStream, LegOwner):
             self._attach()
 
     async def _replace_decode(self, leg: DecodeLeg, error: EyasError) -> None:
-        """The decode worker is gone, draining or full: another one goes on.
+        """Continues on another decode worker, because the first is lost, draining or full.
 
-        Before decode's first token another worker can still pull the prompt's pages. Later it computes the
-        prompt and the delivered tokens itself.
+        Before the first token of decode the new worker can still pull the prompt's pages. Later it computes
+        the prompt and the delivered tokens itself.
         """
         leg.close(cancel=True)
         self._decode = None
         if isinstance(error, WeightsChanging):
-            await self._begin_again(error)
+            await self._restart(error)
             return
         self._spend_retry(error)
         self._avoid.add(leg.worker)
@@ -465,19 +471,19 @@ class ClusterGeneration(GenerationStream, LegOwner):
         if worker is None:
             return
         if self._weights.digest != self._cluster.weights.newest.digest:
-            await self._begin_again(WeightsChanging(error.message))
+            await self._restart(WeightsChanging(error.message))
             return
         self._attempt += 1
-        prefill = None if self._decode_spoke else self._prefill
-        attach = prefill is not None and prefill.worker != worker  # that one has the pages in its cache
+        prefill = None if self._decode_produced else self._prefill
+        attach = prefill is not None and prefill.worker != worker  # the prefill worker has the pages cached
         if not attach:
             self._drop_prefill()
         _log.info("request %s goes on at %s (attempt %d)", self._request.id, worker, self._attempt)
         self._start_decode(worker, attach)
 
     async def _resubmit(self, leg: DecodeLeg) -> None:
-        """The same worker gets the request again, which has begun since; its pages are where they were. If
-        the worker is lost by now, another one gets it.
+        """Submits the request, which has a token now, to the same worker again; its pages have not moved. If
+        the worker is lost, another one gets the request.
         """
         leg.close(cancel=False)
         self._decode = None
@@ -489,20 +495,23 @@ class ClusterGeneration(GenerationStream, LegOwner):
         except Unavailable as error:
             await self._replace_decode(leg, error)
 
-    async def _move_on(self, leg: DecodeLeg) -> None:
-        """The decode worker is draining: a request that it has not begun moves to another worker, if any.
+    async def _leave_draining(self, leg: DecodeLeg) -> None:
+        """Moves a request without tokens of decode from a draining worker to another one, if there is one.
 
-        A request that it has begun stays; the worker finishes it or ends the stream at its own deadline.
+        Any other request stays: the worker finishes it or ends the stream at its own deadline.
         """
-        elsewhere = router.choose_decode(self._cluster.candidates(self._prefix), {*self._avoid, leg.worker})
-        if elsewhere is not None and elsewhere.info.worker != leg.worker and not self._decode_spoke:
+        other = router.choose_decode(self._cluster.candidates(self._prefix), {*self._avoid, leg.worker})
+        if other is not None and other.info.worker != leg.worker and not self._decode_produced:
             await self._replace_decode(leg, Unavailable(f"worker {leg.worker} is draining"))
 
     async def _find_decode(self) -> str | None:
-        """The worker that goes on (one to avoid only after a pause); None if every choice has ended."""
+        """The decode worker that continues the request; None if every choice has ended.
+
+        A worker to avoid is taken only after a pause.
+        """
 
         def choose(workers: Sequence[RouterCandidate]) -> RouterCandidate | None:
-            if self._delivery.begun:  # a worker that waits for new weights takes what the old ones have begun
+            if self._delivery.begun:  # a worker closed for new weights takes requests of the old weights
                 workers = [*map(router.reopened, workers)]
             return router.choose_decode(workers, self._avoid)
 
@@ -513,13 +522,13 @@ class ClusterGeneration(GenerationStream, LegOwner):
         return None if candidate is None else candidate.info.worker
 
     async def _pause(self) -> None:
-        """Waits `RETRY_PAUSE_S`, and handles what the remaining legs report."""
+        """Waits `RETRY_PAUSE_S` while it handles the events of the remaining legs."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RETRY_PAUSE_S):
                 while True:
                     await self._next_event()
 
-    def _turn(self) -> Awaitable[bool]:
+    def _wait_for_turn(self) -> Awaitable[bool]:
         left = self._deadline - self._clock()
         return self._cluster.pace.send(self._request.caller, len(self._request.prompt_ids), left)
 
@@ -529,7 +538,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
 
     @contextlib.asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
-        """Raises DeadlineExceeded at the request's deadline, and after a long silence."""
+        """Raises DeadlineExceeded at the request's deadline and after `SILENCE_S` without a token."""
         limit = asyncio.timeout_at(self._deadline)
         silence = SilenceLimit(limit, lambda: self._delivery.tokens)
         try:

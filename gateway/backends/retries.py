@@ -1,7 +1,7 @@
-"""How often a request is tried again, and after which errors.
+"""Limits how often a request is retried, and after which errors.
 
-A request may be tried a few times in a row, and some more times in all. The requests of a process that no
-worker has admitted yet share one budget, so that retries do not multiply the load of a cluster in trouble.
+The retries of a request are limited in a row and in total. Requests that no worker has admitted yet also
+share one budget per process, so that retries do not multiply the load of a cluster in trouble.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ from __future__ import annotations
 from eyas.common.errors import Cancelled, EyasError, Overloaded, Unavailable
 
 MAX_RETRIES = 4  # in a row, with no token delivered between them
-MAX_IN_ALL = 12  # of one request, whatever was delivered between them: it may be what its workers fail by
+MAX_IN_ALL = 12  # per request, whatever was delivered between them: the request may be what breaks workers
 SHARE = 0.2  # retries per request
-LEAST_PER_S = 10.0  # retries that are allowed however few requests there are
+LEAST_PER_S = 10.0  # retries that are allowed at any number of requests
 MOST_SAVED = 100.0  # retries
 
 
 class RetryBudget:
-    """The tries of all requests. Times are seconds of one clock."""
+    """The retries that all requests share. Times are seconds of one clock."""
 
     def __init__(self, now: float = 0.0) -> None:
         self._left = MOST_SAVED
         self._at = now
 
     def add_request(self, now: float) -> None:
-        """A request begins."""
+        """Adds the share of a new request."""
         self._left = min(self._filled(now) + SHARE, MOST_SAVED)
         self._at = now
 
     def take(self, now: float) -> bool:
-        """Whether one more try is within the budget, which then has one less."""
+        """Takes one retry from the budget; False if there is none left."""
         self._left, self._at = self._filled(now), now
         if self._left < 1.0:
             return False
@@ -40,7 +40,7 @@ class RetryBudget:
 
 
 class RetryState:
-    """The tries of one request, which begins `now`."""
+    """The retries left to one request, which begins `now`."""
 
     def __init__(self, budget: RetryBudget, now: float) -> None:
         self._budget = budget
@@ -50,11 +50,10 @@ class RetryState:
         budget.add_request(now)
 
     def spend(self, error: EyasError, tokens: int, now: float, *, admitted: bool) -> None:
-        """Raises `error` if trying again cannot help, or if too many tries in a row brought no token, or if
-        it has tried too often in all.
+        """Takes one retry. Raises `error` if a retry cannot help or none is left.
 
-        `tokens`: delivered so far. Once `admitted`, a request is never refused for load: it tries again until
-        its deadline, and spends nothing of the common budget.
+        `tokens`: the number delivered so far. Once `admitted`, a request is never refused for load: it
+        retries until its deadline and takes nothing from the shared budget.
         """
         if isinstance(error, Overloaded) and admitted:
             return

@@ -1,7 +1,8 @@
-"""Tells which experts the rows of an answer took: a worker finds that out once the answer is whole.
+"""Adds to complete answers the experts that the router chose for each of their rows.
 
-The text is computed once more, as a prompt whose tokens are scored. Exact arithmetic then chooses the same
-experts, whatever drafts, chunks or cached prefixes the answer had; workers with other arithmetic refuse.
+The prompt and its answer are computed once more, as a prompt whose tokens are scored. Exact arithmetic then
+chooses the same experts, whatever drafts, chunks or cached prefixes the answer had; workers with other
+arithmetic refuse the request.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SCORES_ALONE = SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=0, 
 async def with_experts(
     backend: GenerationBackend, requests: Sequence[GenerationRequest], n: int, choices: Sequence[TextDelta]
 ) -> list[TextDelta]:
-    """Whole answers, `n` for each request, with the experts of their rows."""
+    """Returns the complete answers, `n` per request, with the experts of their rows."""
     texts = [
         msgspec.structs.replace(
             requests[i // n],
@@ -45,7 +46,7 @@ async def with_experts(
 
 
 async def _experts(backend: GenerationBackend, text: GenerationRequest) -> bytes:
-    """int32 little-endian [tokens - 1, layers, experts of a row]; -1: none."""
+    """The experts as int32, little-endian, [tokens - 1, layers, experts per row]; -1: none."""
     narrow = b""
     async with contextlib.aclosing(await backend.start(text)) as stream:
         while entries := await stream.take():
@@ -56,7 +57,7 @@ async def _experts(backend: GenerationBackend, text: GenerationRequest) -> bytes
 
 
 def _widened(experts: bytes) -> bytes:
-    """int16 as int32."""
+    """Converts int16 to int32."""
     narrow = array("h")
     narrow.frombytes(experts)
     return array("i", narrow).tobytes()

@@ -1,7 +1,7 @@
-"""The time that calls may take: until a deadline, an abort by their caller, or a silence of the workers.
+"""Limits the time of calls: by a deadline, an abort by their caller, or workers that send no token.
 
-The calls that run are known by ids, so that a caller can end one. Of a gateway of several processes each has
-its own calls, and each asks the others to end theirs.
+Running calls are registered by their ids, so that a caller can abort one. In a gateway of several processes
+each process has its own calls, and forwards an abort to the other processes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from eyas.common.errors import Cancelled, DeadlineExceeded
 from gateway.http.siblings import GatewaySiblings
 
 ABORT = "abort"
-ABORT_S = 5.0  # a process that takes longer ends its calls all the same, and they are not counted
+ABORT_S = 5.0  # a process that takes longer still aborts its calls, but they are not counted
 SILENCE_S = 1800.0  # seconds without a token, in a queue or between two, after which a request ends
 
 
 class CallLifetime:
-    """The time that a call has: until its deadline (by the event loop's clock), or until it is aborted."""
+    """Bounds a call by its deadline (on the event loop's clock) and by an abort."""
 
     def __init__(self, deadline: float, caller: str = "", ids: Iterable[str] = ()) -> None:
         self.deadline = deadline
@@ -31,7 +31,7 @@ class CallLifetime:
         self._aborted = False
 
     def abort(self) -> None:
-        """Ends what runs within `limit`, and what would."""
+        """Ends the work that runs within `limit` now, or enters it later."""
         self._aborted = True
         for scope in self._scopes:
             scope.reschedule(asyncio.get_running_loop().time())
@@ -53,7 +53,9 @@ class CallLifetime:
 
 
 class RunningCalls:
-    """All of them. A caller reaches its own calls alone. `siblings`: the gateway's other processes."""
+    """The running calls of this process. A caller can abort only its own. `siblings`: the gateway's other
+    processes.
+    """
 
     def __init__(self, siblings: GatewaySiblings | None = None) -> None:
         self._calls: set[CallLifetime] = set()
@@ -62,7 +64,7 @@ class RunningCalls:
             siblings.on(ABORT, self._answer_abort)
 
     @contextlib.contextmanager
-    def one(self, call: CallLifetime) -> Iterator[None]:
+    def registered(self, call: CallLifetime) -> Iterator[None]:
         """Registers a call while it runs."""
         self._calls.add(call)
         try:
@@ -71,8 +73,9 @@ class RunningCalls:
             self._calls.discard(call)
 
     async def abort(self, caller: str, id: str | None) -> int:
-        """Aborts the caller's calls that are known by `id` (None: all of its calls) in every process of this
-        gateway; returns how many, without those of a process that does not answer in time.
+        """Aborts the caller's calls with this `id` (None: all of its calls) in every process of this gateway.
+
+        Returns their number, without those of a process that does not answer in time.
         """
         count = self._abort(caller, id)
         if self._siblings is not None:
@@ -92,10 +95,10 @@ class RunningCalls:
 
 
 class SilenceLimit:
-    """Watches a count of tokens; where it has not grown for `SILENCE_S`, `limit` expires at once.
+    """Lets `limit` expire when the number of tokens has not grown for `SILENCE_S`.
 
-    It looks every `SILENCE_S`, so a silence between two tokens may last twice as long: work per look, none
-    per token. The wait for the first token is exact.
+    The number is polled every `SILENCE_S`, so that a token costs no work. A silence between two tokens may
+    therefore last twice as long; the wait for the first token is exact.
     """
 
     def __init__(self, limit: asyncio.Timeout, tokens: Callable[[], int]) -> None:
@@ -104,16 +107,16 @@ class SilenceLimit:
         self._tokens = tokens
         self._seen = tokens()
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(SILENCE_S, self._look)
+        self._timer = self._loop.call_later(SILENCE_S, self._poll)
 
     def stop(self) -> None:
         """Ends the watch. Idempotent."""
         self._timer.cancel()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         seen, self._seen = self._seen, self._tokens()
         if self._seen == seen:
             self.expired = True
             self._limit.reschedule(self._loop.time())
         else:
-            self._timer = self._loop.call_later(SILENCE_S, self._look)
+            self._timer = self._loop.call_later(SILENCE_S, self._poll)

@@ -1,7 +1,7 @@
 """One `DecodeService.Session` per worker, shared by all requests of this gateway, reopened when it breaks.
 
-A session sends messages of requests to the worker and hands each reply to its request. It says whether the
-worker is alive; the request decides what follows.
+A session sends the messages of requests to the worker and passes each reply to its request. It detects that a
+worker is lost; the requests decide what follows.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from eyas.common.wire.message import StepReply
 from gateway.backends.base import FastPath
 
 SILENCE_S = 5.0  # without a message a worker counts as lost: it sends a heartbeat every second
-LOOKS, LOOK_S = 5, 0.05
-"""Before that verdict the event loop turns this often, with pauses of this length: if it was busy, it first
-reads what the worker has sent meanwhile."""
+POLLS, POLL_S = 5, 0.05
+"""The number of polls for a message before a worker counts as lost, and the seconds between two of them: an
+event loop that was busy must first read the messages that have arrived."""
 
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 1.0
@@ -29,7 +29,7 @@ _log = logging.getLogger("eyas.gateway")
 
 
 class SessionListener(Protocol):
-    """One request on this worker, as its session calls it. No method waits or raises."""
+    """The callbacks of one request on a worker. No method waits or raises."""
 
     __slots__ = ()
 
@@ -37,27 +37,28 @@ class SessionListener(Protocol):
     lane: FastPath | None  # where entries are offered first
 
     def on_entry(self, entry: TokenEntry) -> None:
-        """Takes tokens of one choice."""
+        """Called with new tokens of one choice."""
         ...
 
     def on_reply(self, reply: Reply) -> None:
-        """Takes what the worker says of the request, tokens aside."""
+        """Called with every other message of the worker about the request."""
         ...
 
     def on_draining(self) -> None:
-        """The worker takes no new requests. Called with every heartbeat of a draining worker."""
+        """Called with every heartbeat of a draining worker, which takes no new requests."""
         ...
 
-    def on_gone(self, error: EyasError) -> None:
-        """The worker, or the connection to it, is lost. No other call follows."""
+    def on_lost(self, error: EyasError) -> None:
+        """Called when the worker, or the connection to it, is lost. No other call follows."""
         ...
 
 
 class WorkerSession:
-    """The gateway's stream to one decode worker. `start` it once; `aclose` ends it for good.
+    """The gateway's stream to one decode worker. `start` opens it, once; `aclose` ends it permanently.
 
-    `submit`, `attach` and `cancel` never wait. When the worker is lost, every request is told by `on_gone`
-    and forgotten; while it drains, every request is told by `on_draining` with each heartbeat.
+    `submit`, `attach` and `cancel` never wait. When the worker is lost, `on_lost` is called for every
+    request, and the session forgets them; while it drains, `on_draining` is called for each with every
+    heartbeat.
     """
 
     def __init__(self, client: DecodeSessionClient, worker: str) -> None:
@@ -67,7 +68,7 @@ class WorkerSession:
         self._stream: DecodeSession | None = None
         self._draining = False
         self._stalled = False
-        self._heard = 0.0  # a message, in monotonic seconds
+        self._last_message_at = 0.0  # time of the last message, monotonic seconds
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -80,20 +81,20 @@ class WorkerSession:
         self._task = asyncio.create_task(self._run(), name=f"session {self.worker}")
 
     async def aclose(self) -> None:
-        """Ends the stream. Listeners are told nothing."""
+        """Ends the stream without notifying the listeners."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def submit(self, request: GenerationRequest, attach: bool, listener: SessionListener) -> None:
-        """Queues a request under `listener.attempt`; `attach`: it waits for pages.
+        """Queues a request under `listener.attempt`. With `attach` it waits for pages.
 
         Raises Unavailable while not connected.
         """
         if self._stream is None:
             raise Unavailable(f"worker {self.worker} is not connected")
         self._stream.submit(request, listener.attempt, attach)
-        self._listeners[request.id] = listener  # only once it was sent
+        self._listeners[request.id] = listener  # only after the submit has not raised
 
     def attach(
         self, id: str, attempt: int, handles: tuple[KvHandle, ...], first_tokens: tuple[FirstToken, ...] = ()
@@ -108,7 +109,7 @@ class WorkerSession:
             self._stream.cancel(id, choice)
 
     def forget(self, id: str) -> None:
-        """Drops all that still comes for this request."""
+        """Drops all further messages for this request."""
         self._listeners.pop(id, None)
 
     # --- the worker's side ---
@@ -129,16 +130,17 @@ class WorkerSession:
             backoff = min(2 * backoff, MAX_BACKOFF_S)
 
     async def _listen(self, stream: DecodeSession) -> None:
-        """Hands out messages. Raises when the stream breaks, TimeoutError when the worker falls silent.
+        """Passes messages to their listeners. Raises when the stream breaks; TimeoutError for a silent
+        worker.
 
         The first message opens the session: a worker that cannot serve ends the stream without one.
         """
-        self._heard = time.monotonic()
+        self._last_message_at = time.monotonic()
         async with asyncio.timeout(None) as silence:
             watch = asyncio.create_task(self._end_in_silence(silence), name=f"silence {self.worker}")
             try:
                 async for event in stream:
-                    self._heard = time.monotonic()
+                    self._last_message_at = time.monotonic()
                     if self._stream is None:
                         self._stream, self._draining, self._stalled = stream, False, False
                         _log.info("session with worker %s is open", self.worker)
@@ -147,15 +149,15 @@ class WorkerSession:
                 watch.cancel()
 
     async def _end_in_silence(self, silence: asyncio.Timeout) -> None:
-        """Lets `silence` expire once nothing came for `SILENCE_S`, and nothing was there to be read."""
+        """Lets `silence` expire after `SILENCE_S` without a message, if none is waiting to be read either."""
         while True:
-            heard = self._heard
-            await asyncio.sleep(heard + SILENCE_S - time.monotonic())
-            for _ in range(LOOKS):
-                if self._heard != heard:
+            last = self._last_message_at
+            await asyncio.sleep(last + SILENCE_S - time.monotonic())
+            for _ in range(POLLS):
+                if self._last_message_at != last:
                     break
-                await asyncio.sleep(LOOK_S)
-            if self._heard == heard:
+                await asyncio.sleep(POLL_S)
+            if self._last_message_at == last:
                 silence.reschedule(asyncio.get_running_loop().time())
                 return
 
@@ -182,7 +184,7 @@ class WorkerSession:
                     listener.on_entry(entry)
 
     def _drain(self) -> None:
-        """Tells all listeners, at every heartbeat: one that cannot move now may be able to at the next."""
+        """Notifies all listeners, at every heartbeat: a request that cannot move now may be able to later."""
         if not self._draining:
             _log.info("worker %s is draining (%d requests)", self.worker, len(self._listeners))
         self._draining = True
@@ -190,7 +192,7 @@ class WorkerSession:
             listener.on_draining()
 
     def _report_lost(self, cause: Exception) -> None:
-        """Tells every request that this worker, or the connection to it, is lost."""
+        """Notifies every request that this worker, or the connection to it, is lost."""
         if self._stream is None:
             return  # the stream never opened, so no request used it
         self._stream = None
@@ -199,4 +201,4 @@ class WorkerSession:
         _log.warning("%s (%d requests)", reason, len(self._listeners), exc_info=cause if defect else None)
         listeners, self._listeners = self._listeners, {}
         for listener in listeners.values():
-            listener.on_gone(Unavailable(reason))
+            listener.on_lost(Unavailable(reason))

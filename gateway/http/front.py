@@ -292,7 +292,7 @@ class HttpFront:
     ) -> Response:
         caller = request.state.caller.name
         life = CallLifetime(
-            request.state.came + call.timeout_s, caller, [request_id.get(), call.id, *call.names]
+            request.state.arrived_at + call.timeout_s, caller, [request_id.get(), call.id, *call.names]
         )
         return WhileConnected(partial(self._answer, call.of(caller), life, make_format))
 
@@ -304,7 +304,7 @@ class HttpFront:
         reply: WireReply,
     ) -> None:
         """Runs the call and writes its response, all within the request's time."""
-        with self._metrics.meter() as meter, self._running.one(life):
+        with self._metrics.meter() as meter, self._running.registered(life):
             async with contextlib.AsyncExitStack() as owned:
                 async with life.limit():
                     answer = await owned.enter_async_context(admitted(self._backend, self._tokenizer, call))
@@ -336,7 +336,7 @@ class HttpFront:
     async def _body(self, kind: type[B], request: Request) -> B:
         """The request's body as `kind`; the response's headers will name its ignored fields."""
         raw = await read_body(request, await self._body_limit(), self._arriving)
-        request.state.came = asyncio.get_running_loop().time()
+        request.state.arrived_at = asyncio.get_running_loop().time()
         left = partial(disconnected, request.receive)
         await self._quotas.pace.enter(request.state.caller.name, len(raw), left)
         read = partial(_read, kind, raw)

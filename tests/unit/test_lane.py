@@ -234,7 +234,7 @@ class World:
             "usage": self.text.usage,
             "legs": self.text.trace.legs,
             "counted": [line for line in page.splitlines() if line.startswith(COUNTED)],
-            "pace": (self.delivery.pace.steps, self.delivery.pace.tokens),
+            "pace": (self.delivery.token_times.steps, self.delivery.token_times.tokens),
             "open": self.delivery.unfinished(),
         }
 
