@@ -63,7 +63,7 @@ class ChoiceOutput(FastPath):
     entries with tokens. `lane`: takes entries while the reader waits; None: there is none yet.
     """
 
-    # Entries of all streams alternate, so these fields are rarely in the CPU's cache: slots put them together.
+    # Entries of all streams alternate, so these fields are rarely in the CPU's cache: slots pack them.
     __slots__ = ("_choice", "_delivery", "entries", "ids", "lane", "last")
 
     def __init__(self, delivery: OutputBuffer, choice: RequestChoice) -> None:

@@ -18,7 +18,7 @@ MOST_BYTES = 1 << 16
 
 
 class AdapterEndpoints:
-    """The endpoints. Each turns a request into a response; `wire` maps what they raise."""
+    """The endpoints. Each turns a request into a response; `wire` handles their errors."""
 
     def __init__(self, config: GatewayConfig, backend: GenerationBackend) -> None:
         self._config = config
@@ -38,7 +38,7 @@ class AdapterEndpoints:
         ]
 
     async def load(self, request: Request) -> Response:
-        """Loads an adapter on every worker, or on none. Raises what is wrong with its name or its folder."""
+        """Loads an adapter on every worker, or on none. Raises an error for an unusable name or folder."""
         body = await self._bodies.read(LoadAdapterBody, request)
         adapter = new_adapter(self._config, body.lora_name, body.lora_path, pinned=body.pinned)
         return self._answer(await self._backend.adapters.load(adapter, replace=body.load_inplace))
@@ -49,7 +49,7 @@ class AdapterEndpoints:
         return self._answer(await self._backend.adapters.unload(body.lora_name, body.lora_id or ""))
 
     def _answer(self, adapter: Adapter) -> Response:
-        """What was done, and what is loaded now, in SGLang's fields."""
-        loaded = {one.name: one.path for one in self._backend.adapters.roster.adapters}
+        """The changed adapter and all loaded ones, in SGLang's fields."""
+        loaded = {known.name: known.path for known in self._backend.adapters.roster.adapters}
         changed = {"lora_name": adapter.name, "lora_id": adapter.id, "rank": adapter.rank}
         return json_response({"success": True, "error_message": "", **changed, "loaded_adapters": loaded})

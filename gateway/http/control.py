@@ -1,7 +1,6 @@
-"""Routes by which an operator pauses generation and lets memory go, in SGLang's and vLLM's shapes, on all
-workers.
+"""Routes by which an operator pauses generation and releases memory on all workers, as SGLang's and vLLM's.
 
-They read small bodies, or none; vLLM's have a query. What each worker did is in the answer.
+They read small bodies or none; vLLM's routes have a query. The answer contains what each worker did.
 """
 
 from __future__ import annotations
@@ -61,10 +60,10 @@ class MemoryBody(RequestBody):
 
 
 class ControlEndpoints:
-    """The endpoints. Each turns a request into a response; `wire` maps what they raise."""
+    """The endpoints. Each turns a request into a response; `wire` handles their errors."""
 
     def __init__(self, backend: GenerationBackend, *, keyed: bool) -> None:
-        """`keyed`: callers need a key. Else they must be of this machine."""
+        """`keyed`: callers need a key. Otherwise only callers on this machine are allowed."""
         self._backend = backend
         self._bodies = OperatorBodies(MOST_BYTES, "control the server", keyed=keyed)
 
@@ -103,37 +102,37 @@ class ControlEndpoints:
         ]
 
     async def pause(self, request: Request) -> Response:
-        """Pauses every worker. Requests that come meanwhile wait, each until its deadline."""
+        """Pauses every worker. Requests that arrive during the pause wait, each until its deadline."""
         body = await self._bodies.read(PauseBody, request)
         outcomes = await self._backend.control(PauseGeneration(PauseMode(body.mode), body.timeout))
         count = sum(outcome.requests for outcome in outcomes.values())
         return json_response({"status": "ok", "message": "Generation paused.", "requests": count})
 
     async def go_on(self, request: Request) -> Response:
-        """Lets every worker go on. Raises Busy while one's memory is away."""
+        """Continues generation on every worker. Raises Busy while memory of one is released."""
         await self._bodies.read(EmptyBody, request)
         await self._backend.control(ContinueGeneration())
         return json_response({"status": "ok", "message": "Generation goes on."})
 
     async def release(self, request: Request) -> Response:
-        """Lets memory go on every worker. Raises Busy if requests still use it."""
+        """Releases memory on every worker. Raises Busy if requests still use it."""
         body = await self._bodies.read(MemoryBody, request)
         return _moved(await self._backend.control(ReleaseMemory(body.named)))
 
     async def resume(self, request: Request) -> Response:
-        """Takes it again."""
+        """Resumes memory on every worker."""
         body = await self._bodies.read(MemoryBody, request)
         return _moved(await self._backend.control(ResumeMemory(body.named)))
 
     async def sleep(self, request: Request) -> Response:
-        """Lets weights and KV go. At `level` 2 they need not come back: here they do, as at 1."""
+        """Releases weights and KV. `level` 2, at which vLLM drops the weights, acts as level 1."""
         await self._bodies.read(EmptyBody, request)
         if (level := request.query_params.get("level", "1")) not in LEVELS:
             raise InvalidRequest(f"level is {level[:20]!r}: it is 1 or 2", param="level")
         return _moved(await self._backend.control(ReleaseMemory(ALL_TAGS)))
 
     async def wake_up(self, request: Request) -> Response:
-        """Takes the memory of each of `tags` again; all without."""
+        """Resumes the memory of each of the query's `tags`; without any, all memory."""
         await self._bodies.read(EmptyBody, request)
         tags = request.query_params.getlist("tags")
         if unknown := [tag for tag in tags if tag not in ALL_TAGS]:
@@ -143,7 +142,7 @@ class ControlEndpoints:
         return _moved(await self._backend.control(ResumeMemory(named_tags)))
 
     async def is_sleeping(self, _: Request) -> Response:
-        """True while memory of a worker is away."""
+        """Returns whether memory of any worker is released."""
         sleeps = any(link.info.released for link in self._backend.links())
         return json_response({"is_sleeping": sleeps})
 

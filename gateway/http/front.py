@@ -1,7 +1,8 @@
-"""The HTTP front: routes of OpenAI's API and a few of its own, for a backend that makes tokens.
+"""The HTTP front: serves OpenAI's, Anthropic's and SGLang's routes for generation on a backend.
 
-A call is parsed, admitted, and answered whole or as server-sent events. The status line is written only after
-the backend has admitted every prompt, so that a refusal is a real status, streaming or not.
+A call is parsed, admitted, and answered as one JSON body or as server-sent events. The status line is written
+only after the backend has admitted every prompt, so that a refused call has an error status, streaming or
+not.
 """
 
 from __future__ import annotations
@@ -81,9 +82,9 @@ VECTORS = {
     "/classify": "sorts no texts into classes",
     "/encode": "makes no embeddings",
 }
-"""Routes of other servers' models that make no text, and why they are refused."""
+"""Routes for models that generate no text, with the reason for which they are refused."""
 MANY_QUOTES = 8192
-"""A body with this many is read in a thread: a thousand messages have them, and reading takes 10 ms."""
+"""A body with this number of quotes, as of a thousand messages, is parsed in a thread: it takes 10 ms."""
 _log = logging.getLogger("eyas.gateway")
 
 
@@ -94,9 +95,8 @@ def create_app(
     metrics: GatewayMetrics,
     quotas: CallerQuotas | None = None,
 ) -> Starlette:
-    """The ASGI application.
-
-    `backend` stays its owner's, who starts and stops it. `quotas`: None: no limits.
+    """Makes the ASGI application. The caller owns `backend`, starts and stops it. `quotas` None: no
+    limits.
     """
     metrics.serving.set_function(lambda: float(not backend.health().problem))
     metrics.synthetic.set_function(lambda: float(is_synthetic(link.info for link in backend.links())))
@@ -118,7 +118,7 @@ def create_app(
     ]
     endpoints = described([*front.endpoints(), *pages], keys=front.keyed, root=config.root_path)
     app = Starlette(routes=front.routes(endpoints))
-    app.router.redirect_slashes = False  # an address made of the Host that anyone may send
+    app.router.redirect_slashes = False  # the redirect would contain the Host header, which callers choose
     app.add_middleware(RequestMiddleware, metrics=metrics)
     if config.cors_origins:
         app.add_middleware(
@@ -134,7 +134,7 @@ def create_app(
 
 
 class HttpFront:
-    """The endpoints that take text. Each turns a request into a response; `wire` maps what they raise."""
+    """The endpoints that take text. Each turns a request into a response; `wire` handles their errors."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class HttpFront:
         self._running = RunningCalls(metrics.siblings)
 
     def endpoints(self) -> list[HttpEndpoint]:
-        """The rows of the route table that this class answers."""
+        """The rows of the route table that this class serves."""
         streams = (JSON, EVENTS)
         return [
             HttpEndpoint(
@@ -191,9 +191,9 @@ class HttpFront:
         ]
 
     def routes(self, endpoints: Sequence[HttpEndpoint]) -> list[Route]:
-        """Starlette's routes of endpoints, behind the key where one asks for it.
+        """Makes Starlette's routes of the endpoints, with a check of the API key where an endpoint needs one.
 
-        A path with one answer to several methods is one route: its 405 names them all.
+        A path whose methods share one function is one route, so that its 405 names them all.
         """
         methods: dict[tuple[str, Answerer], list[str]] = {}
         for endpoint in endpoints:
@@ -213,9 +213,9 @@ class HttpFront:
         return self._keyed(endpoint.answer, endpoint.generates) if endpoint.keyed else endpoint.answer
 
     def _keyed(self, endpoint: Answerer, generates: bool) -> Answerer:
-        """Checks the key and notes the caller, and the limits of one that `generates`.
+        """Wraps an endpoint: checks the key, records the caller and, if it `generates`, applies its quota.
 
-        Raises Unauthorized or RateLimited before the body is read.
+        The wrapper raises Unauthorized or RateLimited before the body is read.
         """
 
         async def authorized(request: Request) -> Response:
@@ -237,7 +237,7 @@ class HttpFront:
         return self._run(request, call, partial(format, call, self._tokenizer.table))
 
     async def responses(self, request: Request) -> Response:
-        """Answers the items of a chat, as OpenAI's /v1/responses without a memory."""
+        """Answers the items of a chat, as OpenAI's /v1/responses without stored responses."""
         body = await self._body(ResponsesBody, request)
         with named(FIELDS, "input"):
             served = await self._served(body.model)
@@ -260,7 +260,7 @@ class HttpFront:
         return self._run(request, call, partial(AnthropicFormat, call))
 
     async def count_tokens(self, request: Request) -> Response:
-        """How many tokens a chat has, as Anthropic's /v1/messages/count_tokens."""
+        """Counts the tokens of a chat, as Anthropic's /v1/messages/count_tokens."""
         body = await self._body(CountBody, request)
         called(await self._served(body.model), self._config, body.model)
         chat = as_anthropic_chat(body, self._chats.dialect.reads)
@@ -268,7 +268,7 @@ class HttpFront:
         return json_response({"input_tokens": len(ids)})
 
     async def vectors(self, request: Request) -> Response:
-        """Refuses: what is served writes text."""
+        """Refuses a route of `VECTORS`."""
         raise InvalidRequest(
             f"{request.url.path}: the model writes text, it {VECTORS[request.url.path]}", param="model"
         )
@@ -303,7 +303,7 @@ class HttpFront:
         make_format: Callable[[CallAnswer], AnswerFormat],
         reply: WireReply,
     ) -> None:
-        """Runs the call and writes its response, all within the request's time."""
+        """Runs the call and writes its response, within the lifetime of the call."""
         with self._metrics.meter() as meter, self._running.registered(life):
             async with contextlib.AsyncExitStack() as owned:
                 async with life.limit():
@@ -326,15 +326,15 @@ class HttpFront:
                     await reply.whole(body)
 
     async def abort(self, request: Request) -> Response:
-        """Ends the caller's requests that are known by an id, or all of them, as SGLang's /abort_request, in
-        whichever process of the gateway they run.
+        """Aborts the caller's requests with an id, or all of them, as SGLang's /abort_request, in every
+        process of the gateway.
         """
         body = await self._body(AbortBody, request)
         id = None if body.abort_all else body.rid
         return json_response({"aborted": await self._running.abort(request.state.caller.name, id)})
 
     async def _body(self, kind: type[B], request: Request) -> B:
-        """The request's body as `kind`; the response's headers will name its ignored fields."""
+        """Reads the request's body as `kind`; the response's headers will name its ignored fields."""
         raw = await read_body(request, await self._body_limit(), self._arriving)
         request.state.arrived_at = asyncio.get_running_loop().time()
         left = partial(disconnected, request.receive)
@@ -352,13 +352,13 @@ class HttpFront:
         return body_limit(max(contexts, default=0))
 
     async def _served(self, *names: str | None) -> ServedModel:
-        """The model with its adapters, of which `names` may name some."""
+        """The served model with its adapters; see `serving`."""
         return await serving(self._config, self._backend, *(name or "" for name in names))
 
     # --- tokens --------------------------------------------------------------------------------------
 
     async def tokenize(self, request: Request) -> Response:
-        """The ids of a text or a chat."""
+        """Returns the token ids of a text or a chat."""
         body = await self._body(TokenizeBody, request)
         if body.messages is not None:
             special = bool(body.add_special_tokens)
@@ -369,7 +369,7 @@ class HttpFront:
         return json_response({"tokens": ids, "count": len(ids)})
 
     async def detokenize(self, request: Request) -> Response:
-        """The text of ids. Raises InvalidRequest for an id outside the vocabulary."""
+        """Returns the text of token ids. Raises InvalidRequest for an id outside the vocabulary."""
         body = await self._body(DetokenizeBody, request)
         known = len(self._tokenizer.table)
         if not all(0 <= id < known for id in body.tokens):
@@ -379,20 +379,20 @@ class HttpFront:
 
 
 def _read(kind: type[B], raw: bytes) -> tuple[B, list[str]]:
-    """The body, and its fields that nothing reads."""
+    """Parses a body; returns it and the names of its ignored fields."""
     body = parse(kind, raw)
     return body, list(ignored(body))
 
 
 def _log_begin(call: ApiCall, answer: CallAnswer) -> None:
-    """Logs sizes of what was asked, and nothing that was said."""
+    """Logs the sizes of a call, never its content."""
     prompt_tokens, most = answer.usage.prompt_tokens, call.requests[0].params.max_tokens
     text = "%s (%s) has %d prompt tokens and %d choices of at most %d tokens"
     _log.debug(text, call.id, call.requests[0].id, prompt_tokens, call.n * len(call.requests), most)
 
 
 def _log_end(call: ApiCall, answer: CallAnswer) -> None:
-    """Logs the caller's request id beside the id that the workers know."""
+    """Logs the end of a call, with the caller's request id and the id that the workers use."""
     tokens, seconds = answer.usage.completion_tokens, time.monotonic() - call.began
     _log.info("%s (%s) ended after %d tokens, %.3f s", call.id, call.requests[0].id, tokens, seconds)
 
@@ -405,7 +405,7 @@ async def _stream(
     life: CallLifetime,
     reply: WireReply,
 ) -> None:
-    """Sends events as the deltas come; a failure after the first byte can only be sent as an event."""
+    """Sends events as deltas arrive. After the first byte an error can only be sent as an event."""
     await reply.begin_events()
 
     def events(deltas: Sequence[TextDelta]) -> bytes:
@@ -434,7 +434,7 @@ async def _stream(
 
 
 async def _collect(answer: CallAnswer, choices: int, meter: CallMeter) -> list[TextDelta]:
-    """One delta per choice, in order, each with the choice's whole text."""
+    """Reads the answer to its end; returns one delta per choice, in order, with the whole text."""
     parts: list[list[TextDelta]] = [[] for _ in range(choices)]
     while deltas := await answer.take():
         meter.deltas(deltas)

@@ -1,7 +1,7 @@
-"""How loaded the cluster is, in the words of SGLang and vLLM, for routers that stand before gateways.
+"""Reports the load of the cluster in the formats of SGLang and vLLM, for routers in front of gateways.
 
-To SGLang's routers the workers of a cluster are ranks of one server, which each has a load; to vLLM's, a
-server is as loaded as it has calls. What they read of a cache are KV events and metrics.
+SGLang's routers see the workers of a cluster as ranks of one server, each with its own load; vLLM's measure a
+server by its number of running calls. Caches are reported by KV events and metrics instead.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LoadEndpoints:
         return json_response(loads(self._workers(), time.time()))
 
     async def get_load(self, _: Request) -> Response:
-        """The load of each worker, in fewer words."""
+        """The load of each worker, in SGLang's older format."""
         ranks = loads(self._workers(), time.time())["loads"]
         return json_response(
             [
@@ -56,7 +56,7 @@ class LoadEndpoints:
         )
 
     async def load(self, _: Request) -> Response:
-        """The calls of this process of the gateway that are not yet answered."""
+        """The number of running calls in this process of the gateway."""
         running = self._metrics.registry.get_sample_value("eyas_requests_running") or 0.0
         return json_response({"server_load": int(running)})
 
@@ -65,28 +65,29 @@ class LoadEndpoints:
 
 
 def loads(workers: Sequence[WorkerInfo], now: float) -> dict[str, Any]:
-    """The loads of those that serve the model; `now`: seconds since 1970.
+    """The loads of the workers that serve the model; `now`: seconds since 1970.
 
-    A generation is of all of them together: pages that were told of before may be gone with any.
+    The generation is common to all of them: it changes when any worker restarts, whose reported pages are
+    lost.
     """
-    able = [each for each in workers if each.serving and each.runs_target and each.pages_total]
-    epochs = ",".join(f"{each.worker} {each.epoch}" for each in able)
+    able = [worker for worker in workers if worker.serving and worker.runs_target and worker.pages_total]
+    epochs = ",".join(f"{worker.worker} {worker.epoch}" for worker in able)
     generation = hashlib.blake2b(epochs.encode(), digest_size=8).hexdigest()
-    usages = [min(each.pages_used / each.pages_total, 1.0) for each in able]
+    usages = [min(worker.pages_used / worker.pages_total, 1.0) for worker in able]
     ranks = [
         {
             "dp_rank": rank,
-            "worker": each.worker,
+            "worker": worker.worker,
             "worker_generation": generation,
             "timestamp": now,
-            "num_running_reqs": each.running,
-            "num_waiting_reqs": each.waiting,
-            "num_pending_tokens": each.backlog.queued,
+            "num_running_reqs": worker.running,
+            "num_waiting_reqs": worker.waiting,
+            "num_pending_tokens": worker.backlog.queued,
             "token_usage": usage,
         }
-        for rank, (each, usage) in enumerate(zip(able, usages, strict=True))
+        for rank, (worker, usage) in enumerate(zip(able, usages, strict=True))
     ]
-    running, waiting = (sum(getattr(each, name) for each in able) for name in ("running", "waiting"))
+    running, waiting = (sum(getattr(worker, name) for worker in able) for name in ("running", "waiting"))
     return {
         "timestamp": now,
         "dp_rank_count": len(ranks),

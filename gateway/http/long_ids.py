@@ -1,8 +1,7 @@
-"""A long list of token ids in a JSON body, read apart from the rest into an array of C integers.
+"""Parses a long list of token ids in a JSON body into an array of C integers, separately from the rest.
 
-A prompt of 60,000 ids is 60,000 objects to a JSON parser, and each look at them costs as much again. Only
-what is plainly a list of ids is read here. What else there may be, and how it is refused, is said by those
-who read the body whole.
+A JSON parser makes 60,000 objects of a prompt of 60,000 ids, and each later pass over them costs as much
+again. Only a plain list of ids is parsed this way; any other body is left to the parser of whole bodies.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from eyas.common.params import INT32_MAX
 from eyas.common.types import PromptIds
 
 LONG_BYTES = 8192
-"""The least bytes of a long list: a shorter one is read quicker with the rest of its body."""
+"""The least bytes of a long list: a shorter one is parsed faster with the rest of its body."""
 STAND_IN = b"[0]"
 _ID_LIST = b"0123456789, \t\n\r"
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -43,7 +42,7 @@ def split(body: bytes, field: str) -> tuple[bytes, array[int]] | None:
 
 
 def settled(ids: Sequence[int]) -> PromptIds:
-    """The ids of a body as a request keeps them: nothing changes them any more."""
+    """The ids of a body in the immutable form of a request."""
     return ids if isinstance(ids, array) else tuple(ids)
 
 
@@ -56,7 +55,7 @@ def all_below(ids: PromptIds, end: int) -> bool:
 
 
 def _ids(written: bytes) -> array[int] | None:
-    """Reads a JSON list of whole numbers: nothing but such bytes between brackets. None for anything else."""
+    """Parses a JSON list that has only digits and separators between its brackets; None for anything else."""
     inner = written[1:-1]
     if written[:1] != b"[" or inner.translate(None, _ID_LIST) or not inner.strip():
         return None

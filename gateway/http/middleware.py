@@ -1,13 +1,13 @@
-"""The layers around the application: a guard against web pages, and the path under which a proxy shows it.
+"""Middleware around the application: a guard against foreign web pages, and the path prefix of a proxy.
 
-The guard stands where no API key is needed, against any page in any browser that reaches the server. A page's
-own name may be made to lead to this server (DNS rebinding), and then the browser lets the page read: so the
-Host must be a name that is this server's. And a browser sends simple requests for every page without asking:
-so a page elsewhere must send JSON, for which the browser asks first (CORS). Where there are keys, a page does
-not have them.
+The guard is active where no API key is needed: then any web page in any browser that reaches the server could
+use it. The DNS name of a page may be pointed at this server (DNS rebinding), after which the browser lets the
+page read answers: so the Host must be a name of this server. A browser also sends simple requests for every
+page without a preflight: so a page of another site must send JSON, which needs a preflight (CORS). Where
+there are keys, a page does not have them.
 
-A proxy may show the gateway under a path as /eyas, which is part of a call's path, or cut off by the proxy.
-Routes, and all that counts calls by them, have no prefix.
+A proxy may serve the gateway under a prefix such as /eyas, which it strips or not. Routes, and the metrics by
+route, have no prefix.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _READING = ("GET", "HEAD", "OPTIONS")
 
 
 def guarded(app: ASGIApp, config: GatewayConfig) -> ASGIApp:
-    """`app`, behind the guard if callers need no key. Raises ConfigError for a key file that is none."""
+    """`app`, behind the guard if callers need no key. Raises ConfigError for an invalid key file."""
     return app if KeyRing(config).needed else WebGuard(app, config)
 
 
 class WebGuard:
-    """Middleware that refuses with a 403 what another site's page may have sent."""
+    """Middleware that refuses requests which a page of another site may have sent, with a 403."""
 
     def __init__(self, app: ASGIApp, config: GatewayConfig) -> None:
         self._app = app
@@ -48,7 +48,7 @@ class WebGuard:
         threading.Thread(target=self._learn, name="own names", daemon=True).start()
 
     def _learn(self) -> None:
-        """The machine's name with its domain: DNS may take its time, so nobody waits for it."""
+        """Adds the machine's fully qualified name; in a thread, because DNS may be slow."""
         self._hosts.add(_name(socket.getfqdn()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,7 +64,7 @@ class WebGuard:
         await self._app(scope, receive, send)
 
     def check(self, method: str, scheme: str, headers: Headers) -> None:
-        """Raises Forbidden for a Host that is not this server's, and for a foreign page's simple request."""
+        """Raises Forbidden for a Host that is not this server, and for a simple request of a foreign page."""
         host = headers.get("host", "").strip()
         if ANY not in self._hosts and not self._is_own(_name(host)):
             text = "is no name of this server, which has no API keys: --allowed-host makes it one"
@@ -75,7 +75,7 @@ class WebGuard:
             raise Forbidden("a page of another site must send JSON, as content-type: application/json")
 
     def _is_own(self, host: str) -> bool:
-        """Whether a page cannot have made the name lead here: also an address, or no name at all."""
+        """Whether no page can have pointed the name at this server; also true for an address and for ""."""
         if not host or host in self._hosts or host == "localhost" or host.endswith(".localhost"):
             return True
         try:
@@ -85,7 +85,7 @@ class WebGuard:
         return True
 
     def _is_foreign(self, headers: Headers, own: str) -> bool:
-        """Whether a browser says that a page sends this which is neither our own nor an allowed one."""
+        """Whether the headers of a browser show a page that is neither our own nor of an allowed origin."""
         origin = headers.get("origin")
         if origin is None:
             return headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
@@ -93,7 +93,7 @@ class WebGuard:
 
 
 def _name(host: str) -> str:
-    """The name or address of a Host header, or of --host, in the one form in which they are compared."""
+    """The name or address of a Host header or of --host, normalized for comparison."""
     host = host if host.count(":") > 1 and not host.startswith("[") else _PORT.sub("", host)
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -106,12 +106,12 @@ def _is_json(headers: Headers) -> bool:
 
 
 def rooted(app: ASGIApp, root: str) -> ASGIApp:
-    """`app`, also under `root`; "": as it is."""
+    """`app`, also served under the prefix `root`; unchanged if it is empty."""
     return RootPath(app, root) if root else app
 
 
 class RootPath:
-    """Middleware that takes the prefix off. The prefix alone leads to the page whose links are below it."""
+    """Middleware that strips the prefix; redirects the prefix alone to the prefix with a slash."""
 
     def __init__(self, app: ASGIApp, root: str) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""The route table, and the pages made of it: /openapi.json, and /docs, which shows it without a network."""
+"""The route table, and the pages made of it: /openapi.json, and /docs, which needs no network."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _OF_BODIES = (400, 404, 408, 413)
 
 @dataclass(frozen=True)
 class HttpEndpoint:
-    """One route. `keyed`: it asks for an API key, if any is configured. `gives`: media types of answers;
-    none: it refuses whatever is asked. `query`: the numbers that its query may have.
+    """One route. `keyed`: it needs an API key, if any is configured. `gives`: media types of answers; empty:
+    it refuses every request. `query`: names of the numbers that its query may have.
     """
 
     method: str
@@ -42,12 +42,12 @@ class HttpEndpoint:
 
     @property
     def generates(self) -> bool:
-        """Whether it makes tokens, which it can tell as they come."""
+        """Whether the route generates tokens, which it can stream."""
         return EVENTS in self.gives
 
 
 def described(endpoints: Sequence[HttpEndpoint], *, keys: bool, root: str = "") -> list[HttpEndpoint]:
-    """Adds two endpoints: the document that describes all of them, and the page that shows it.
+    """Adds two endpoints: the OpenAPI document of all of them, and the page that shows it.
 
     `keys`: whether any API key is configured. `root`: the path under which a proxy shows them.
     """
@@ -56,15 +56,15 @@ def described(endpoints: Sequence[HttpEndpoint], *, keys: bool, root: str = "") 
     async def show(_: Request) -> Response:
         return Response(page, media_type=HTML)
 
-    async def tell(_: Request) -> Response:
+    async def describe(_: Request) -> Response:
         return Response(text, media_type=JSON)
 
     every = [
         *endpoints,
-        HttpEndpoint("GET", "/openapi.json", tell, "This API as OpenAPI describes it", keyed=False),
+        HttpEndpoint("GET", "/openapi.json", describe, "This API as OpenAPI describes it", keyed=False),
         HttpEndpoint("GET", "/docs", show, "This API as a page", keyed=False, gives=(HTML,)),
     ]
-    whole = document(every if keys else [replace(one, keyed=False) for one in every])
+    whole = document(every if keys else [replace(endpoint, keyed=False) for endpoint in every])
     text = msgspec.json.encode(whole | ({"servers": [{"url": root}]} if root else {}))
     return every
 
@@ -90,7 +90,9 @@ def document(endpoints: Sequence[HttpEndpoint]) -> dict[str, Any]:
 
 @cache
 def _schemas(bodies: frozenset[type[RequestBody]]) -> dict[str, Any]:
-    """Returns the schemas of these bodies and of errors, by name. The slowest part of a front's start."""
+    """Returns the schemas of these bodies and of errors, by name. Cached: the slowest part of a front's
+    start.
+    """
     ordered = sorted(bodies, key=lambda body: body.__name__)
     _, schemas = models_json_schema(
         [(body, "validation") for body in ordered], ref_template="#/components/schemas/{model}"
@@ -127,7 +129,7 @@ def _parameters(endpoint: HttpEndpoint) -> list[dict[str, Any]]:
 
 
 def _responses(endpoint: HttpEndpoint) -> dict[str, Any]:
-    """The answers of a route by their statuses; `default` are what any route may fail with."""
+    """The answers of a route by their statuses; `default`: any other error."""
     responses: dict[str, Any] = {}
     if endpoint.gives:
         responses["200"] = {"description": "The answer", "content": {kind: {} for kind in endpoint.gives}}

@@ -16,8 +16,8 @@ B = TypeVar("B", bound=RequestBody)
 
 
 def check_page(request: Request, what: str) -> None:
-    """Raises Forbidden for a page of another site, which may make a browser ask for `what` (say, "flush the
-    cache") with a key that it knows.
+    """Raises Forbidden for a request from a page of another site, for which a browser may use a stored key.
+    `what`: the action, as "flush the cache".
     """
     if request.headers.get("sec-fetch-site", "none") not in OWN_PAGES:
         raise Forbidden(f"a page of another site must not {what}")
@@ -38,8 +38,8 @@ class EndpointBodies:
 
 
 class OperatorBodies(EndpointBodies):
-    """The bodies by which an operator does `what` (say, "change the weights"). `keyed`: callers need a key;
-    else they must be of this machine.
+    """Reads the bodies by which an operator does `what`, as "change the weights". `keyed`: callers need a
+    key; otherwise only callers on this machine are allowed.
     """
 
     def __init__(self, most: int, what: str, *, keyed: bool) -> None:
@@ -48,8 +48,8 @@ class OperatorBodies(EndpointBodies):
         self._keyed = keyed
 
     async def read(self, kind: type[B], request: Request) -> B:
-        """Reads a body as `EndpointBodies` does. Raises Forbidden, before a byte is read, for a caller who
-        may not send one.
+        """Reads a body as `EndpointBodies` does. Raises Forbidden, before a byte is read, for other
+        callers.
         """
         check_page(request, self._what)
         if not (self._keyed or _is_near(request)):
@@ -58,6 +58,6 @@ class OperatorBodies(EndpointBodies):
 
 
 def _is_near(request: Request) -> bool:
-    """Whether the caller is of this machine. A proxy there speaks for others."""
+    """Whether the caller is on this machine; not if a proxy on it forwards the request."""
     near = request.client is None or is_loopback(request.client.host)
     return near and not is_passed_on(request.headers)

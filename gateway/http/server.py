@@ -1,4 +1,4 @@
-"""uvicorn inside an event loop that is not its own: it serves an application and leaves signals alone."""
+"""Runs uvicorn as a task of an existing event loop, without its signal handlers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from eyas.common.cluster.listening import listen
 from eyas.common.security.tls import TlsListener
 from gateway.http.protocol import HttpLimits, OpenConnections
 
-GRACE_S = 3  # after `aclose`, the last bytes of answers have this long to leave
+GRACE_S = 3  # seconds for open answers to be written after `aclose`
 
 
 class HttpServer:
-    """Serves `app` from `start` to `aclose`. Binds at once. Raises ConfigError for an unusable address."""
+    """Serves `app` from `start` to `aclose`. The constructor binds the socket; ConfigError for an unusable
+    address.
+    """
 
     def __init__(
         self,
@@ -30,7 +32,7 @@ class HttpServer:
         shared: bool = False,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`shared`: other processes may listen there too. `tls` None: in plain."""
+        """`shared`: other processes may listen on the port too. `tls` None: plain HTTP."""
         self._listener = listen(host, port, "port", shared)
         self._tls = None if tls is None else TlsListener(self._listener, tls, limits.connections)
         self._server = _HttpServer(
@@ -60,19 +62,19 @@ class HttpServer:
             self._accepting = [asyncio.create_task(self._tls.accept(self._server.protocol), name="https")]
 
     async def aclose(self) -> None:
-        """Accepts nothing more, gives open answers GRACE_S to be written, then cancels them."""
+        """Stops accepting, waits GRACE_S for open answers to be written, then cancels them."""
         self._server.should_exit = True
         for accepting in self._accepting:
             accepting.cancel()
         if self._accepting:
             await asyncio.wait(self._accepting)
-            self._listener.close()  # which uvicorn closes if it accepts itself
+            self._listener.close()  # uvicorn closes it only if it accepts itself
         await self._serving
 
 
 class _HttpServer(uvicorn.Server):
     def protocol(self) -> asyncio.Protocol:
-        """Makes the protocol of one more connection, as uvicorn itself does."""
+        """Makes the protocol of a new connection, as uvicorn does."""
         make: Any = self.config.http_protocol_class
         return cast(
             asyncio.Protocol,
@@ -81,5 +83,7 @@ class _HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals belong to the process: uvicorn's handlers would end it before its other servers."""
+        """Installs no handlers: those of uvicorn would end the process before its other servers are
+        closed.
+        """
         yield

@@ -39,7 +39,7 @@ BODY_TIMEOUT_S = 30.0
 LEAST_BODY_BYTES = 2 << 20  # of the most that a body may have
 BODY_BYTES_PER_TOKEN = 16  # texts have 3 to 4, lists of ids 7, escaped texts up to 12
 MAX_ARRIVING_BYTES = 128 << 20  # of all bodies that are not complete
-BURST_BYTES = 32 << 20  # of them, after which their memory is given back
+BURST_BYTES = 32 << 20  # a peak above this makes the process return the memory to the system
 LAST_SEND_TIMEOUT_S = 10.0
 _RATES = [
     f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")
@@ -65,8 +65,8 @@ _log = logging.getLogger("eyas.gateway")
 
 
 class PendingBodies:
-    """The bodies that are not complete. When they hold too much, the one that began first is given up: what
-    takes longest to send a body is slow or silent, and what has just begun may be neither.
+    """Bounds the memory of bodies that are still being received. Beyond the bound the oldest body is refused:
+    its client is the most likely to be slow or silent.
     """
 
     def __init__(self) -> None:
@@ -74,8 +74,10 @@ class PendingBodies:
         self._bodies: dict[asyncio.Timeout, int] = {}  # bytes of each; the oldest first
 
     @contextlib.asynccontextmanager
-    async def one(self) -> AsyncIterator[Callable[[int], None]]:
-        """Accounts for one body; the function counts its bytes. Raises Overloaded if it is given up."""
+    async def receive(self) -> AsyncIterator[Callable[[int], None]]:
+        """Accounts for one body; yields a function that counts its bytes. Raises Overloaded if it is
+        refused.
+        """
         async with asyncio.timeout(None) as body:
             self._bodies[body] = 0
             try:
@@ -92,7 +94,7 @@ class PendingBodies:
 
     def _count(self, body: asyncio.Timeout, size: int) -> None:
         if body not in self._bodies:
-            return  # it was given up, and hears of it next
+            return  # it was refused: its timeout expires next
         self._bodies[body] += size
         self._pending_bytes += size
         self._peak = max(self._peak, self._pending_bytes)
@@ -108,9 +110,9 @@ def body_limit(context: int) -> int:
 
 
 async def read_body(request: Request, limit: int, arriving: PendingBodies) -> bytes:
-    """The whole body. Raises PayloadTooLarge as soon as it is known to have more than `limit` bytes,
-    RequestTimeout if it does not arrive within `BODY_TIMEOUT_S`, Overloaded if too many arrive with it,
-    Cancelled if the client disconnects, InvalidRequest for one that is compressed.
+    """Reads the whole body. Raises PayloadTooLarge as soon as it is known to have more than `limit` bytes,
+    RequestTimeout if it does not arrive within `BODY_TIMEOUT_S`, Overloaded if the bodies being received take
+    too much memory, Cancelled if the client disconnects, InvalidRequest if it is compressed.
     """
     coding = request.headers.get("content-encoding", "identity")
     if coding.lower() != "identity":
@@ -119,7 +121,7 @@ async def read_body(request: Request, limit: int, arriving: PendingBodies) -> by
     if declared.isdecimal() and int(declared) > limit:
         raise PayloadTooLarge(f"the body has {declared} bytes, more than the {limit} allowed")
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S), arriving.one() as count:
+        async with asyncio.timeout(BODY_TIMEOUT_S), arriving.receive() as count:
             return await _bounded(request, limit, count)
     except TimeoutError:
         raise RequestTimeout(f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
@@ -138,20 +140,20 @@ async def _bounded(request: Request, limit: int, count: Callable[[int], None]) -
 
 
 class WireReply:
-    """One response as it is written: whole, or as events. Parts go the short way where the server has it."""
+    """Writes one response, as one body or as events; by `BodyParts` if the server offers them."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
         self.parts: BodyParts | None = scope.get("extensions", {}).get(PARTS)
 
     async def whole(self, body: bytes) -> None:
-        """A JSON object."""
+        """Writes the whole response, a JSON object."""
         length = (b"content-length", str(len(body)).encode())
         await self._send({"type": "http.response.start", "status": 200, "headers": [*_JSON_HEADERS, length]})
         await self.end(body)
 
     async def begin_events(self) -> None:
-        """The status line and headers of a stream of events."""
+        """Writes the status line and headers of a stream of events."""
         await self._send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
 
     async def write(self, part: bytes) -> None:
@@ -166,7 +168,7 @@ class WireReply:
             await self.parts.drain()
 
     async def end(self, last: bytes) -> None:
-        """The end. Gives up on a client that does not read it within `LAST_SEND_TIMEOUT_S`."""
+        """Writes the end of the body; stops waiting for a slow client after `LAST_SEND_TIMEOUT_S`."""
         if self.parts is not None:
             self.parts.flush()
         with contextlib.suppress(TimeoutError):
@@ -187,15 +189,15 @@ class WhileConnected(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.ensure_future(self._work(WireReply(scope, send)))
-        gone = asyncio.ensure_future(disconnected(receive))
+        disconnect = asyncio.ensure_future(disconnected(receive))
         try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 await work
         finally:
             work.cancel()
-            gone.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
+            disconnect.cancel()
+            await asyncio.gather(work, disconnect, return_exceptions=True)
 
 
 async def disconnected(receive: Receive) -> None:
@@ -207,7 +209,7 @@ async def disconnected(receive: Receive) -> None:
 class AuthorizationCors(CORSMiddleware):
     """Starlette's middleware, which also allows `Authorization`: `*` does not cover that header.
 
-    It answers preflight requests before `RequestMiddleware` hears of them, so it gives them an id itself.
+    It answers preflight requests before they reach `RequestMiddleware`, so it adds their request id itself.
     """
 
     def preflight_response(self, request_headers: Headers) -> Response:
@@ -223,11 +225,10 @@ class AuthorizationCors(CORSMiddleware):
 
 
 class RequestMiddleware:
-    """Middleware around every request: gives the response its X-Request-Id, names ignored fields in a header,
-    counts it by route and status, and traces it.
+    """Middleware around every request: adds the X-Request-Id and a header that names ignored fields, counts
+    the response by route and status, and traces it.
 
-    An exception without a handler is a defect: it is logged with its traceback, and the caller gets a
-    500.
+    An exception without a handler is a defect: it is logged with its traceback and answered with a 500.
     """
 
     def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
@@ -289,7 +290,7 @@ class RequestMiddleware:
 
 
 def _names(names: Iterable[str]) -> str:
-    """Names as a header lists them, bounded in number and length: callers choose them."""
+    """Lists names for a header, bounded in number and length because callers choose them."""
     first = list(islice(names, _MAX_NAMED + 1))
     listed = [_UNSAFE.sub("?", name[:_MAX_NAME]) for name in first[:_MAX_NAMED]]
     return ", ".join([*listed, *(["..."] if len(first) > _MAX_NAMED else [])])
@@ -307,7 +308,7 @@ def error_response(error: EyasError, path: str) -> Response:
 
 
 async def on_eyas_error(request: Request, error: Exception) -> Response:
-    """Starlette's handler for every EyasError. A browser is told to ask its user for a key."""
+    """Starlette's handler for every EyasError. The 401 of a browser makes it ask its user for a key."""
     assert isinstance(error, EyasError)
     response = error_response(error, request.url.path)
     request.state.error = error
@@ -317,7 +318,7 @@ async def on_eyas_error(request: Request, error: Exception) -> Response:
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """Starlette's handler for its own errors (no such path, wrong method): the same body as all others."""
+    """Starlette's handler for its own errors (no such path, wrong method), with the body of all errors."""
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
     known: EyasError = NotFound(f"{where} does not exist")
