@@ -346,7 +346,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
         return missing
 
     def _record_prompt(self, worker: str) -> int:
-        return self._cluster.sends(worker, len(self._request.prompt_ids), self._prefix)
+        return self._cluster.record_prompt(worker, len(self._request.prompt_ids), self._prefix)
 
     def _attach(self) -> None:
         """Sends decode the handles of the prompt's pages, once they exist and it has admitted the request."""

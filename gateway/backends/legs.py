@@ -123,14 +123,14 @@ class DecodeLeg(SessionListener):
         if not self._produced and self._load is not None:
             self._load.computed()
             self._produced = True
-            self._cluster.did(self.worker)
+            self._cluster.record_outcome(self.worker)
         self._owner.on_entry(self, entry)
 
     def on_reply(self, reply: Reply) -> None:
         if isinstance(reply, RequestAdmitted):
             self.admitted = True
         elif isinstance(reply, RequestFailed):
-            self._cluster.did(self.worker, reply.failure.error())
+            self._cluster.record_outcome(self.worker, reply.failure.error())
         self._owner.on_event(self, reply)
 
     def on_draining(self) -> None:
@@ -218,7 +218,7 @@ class PrefillLeg:
                         self.admitted, self.handles = True, handles
                     case PrefillDone():
                         load.computed()
-                        self._cluster.did(self.worker)
+                        self._cluster.record_outcome(self.worker)
                         done = True
                 self._owner.on_event(self, event)
         except EyasError as caught:
@@ -227,5 +227,5 @@ class PrefillLeg:
             _log.exception("the prefill of request %s failed", request.id)
             error = EyasError("internal error")
         if not done:
-            self._cluster.did(self.worker, error)
+            self._cluster.record_outcome(self.worker, error)
         self._owner.on_event(self, LegEnded(error))

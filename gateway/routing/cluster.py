@@ -1,7 +1,7 @@
-"""The workers behind this gateway: their load, what was sent to them, and the channels to them.
+"""The workers behind this gateway: their load, their caches, and the channels and sessions to them.
 
-It reads a registry and owns channels and sessions. `router` decides which worker gets a request, here it is
-searched for where none serves yet, and `generate` decides what happens then.
+`Cluster` reads a registry and owns the channels and sessions. `WorkerSearch` repeats the choice of `router`
+until a worker can serve a request; `generate` runs the request there.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ from gateway.routing.weights import ClusterWeights
 
 FOLLOW_S = 0.25
 SENT_S = 10.0
-"""How long a worker that reports its pages is believed to have soon those that it was sent."""
+"""For this time after a prompt was sent to a worker, its pages are assumed to be cached there soon, although
+the worker does not report them yet."""
 
 NONE = PromptPages()
 RETIRE_S = 60.0  # a worker that no registry has listed for this time loses its channel
 
 _log = logging.getLogger("eyas.gateway")
-PATIENCE_S = 4.0  # how long a search goes on while no suitable worker serves or is expected
+PATIENCE_S = 4.0  # a search continues for this time while no suitable worker serves or is expected
 
 Choice = TypeVar("Choice")
 
@@ -52,11 +53,11 @@ Choice = TypeVar("Choice")
 class Cluster:
     """The routing targets: workers of one model, a session per decode worker, requests in flight.
 
-    The first target worker seen fixes model and arithmetic, and the first decode worker whether drafts are
+    The first target worker fixes the model and the arithmetic, and the first decode worker whether drafts are
     accepted by chance (benchmarks). Workers that differ get no requests, so every answer comes from one
-    model; nor do those whose tokenizer is not the gateway's, `tokenizer` ("": it is not compared). A session
+    model; nor do workers with another tokenizer than the gateway's, `tokenizer` ("": not compared). A session
     reconnects by itself and outlives its worker; it ends when the registry has not listed the worker for
-    `RETIRE_S`. `pace`: the turns of large prompts that are sent to workers.
+    `RETIRE_S`. `pace` schedules large prompts that are sent to workers.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class Cluster:
 
     def returning(self, prefix: PromptPages = NONE) -> list[RouterCandidate]:
         """Workers that are starting, were just lost, wait for new weights, or do not have the prompt's
-        adapter yet, as the router will see them once they serve it.
+        adapter yet, as candidates in the state in which they will serve.
         """
         infos = [info for info in self._registry.returning() if info.starting or self._is_ours(info)]
         infos += [info for info in self._own_workers() if self.weights.comes(info)]
@@ -150,16 +151,16 @@ class Cluster:
         return f"{why} ({trouble})" if trouble else why
 
     def check_adapter(self, prefix: PromptPages) -> None:
-        """Raises ModelNotFound if the prompt's adapter has been unloaded: no worker will have it."""
+        """Raises ModelNotFound if the prompt's adapter has been unloaded from the cluster."""
         if prefix.adapter and prefix.adapter not in self.adapters.roster.ids:
             raise ModelNotFound("the request's adapter has been unloaded", param="model")
 
-    def sends(self, worker: str, prompt: int, prefix: PromptPages) -> int:
-        """Notes that `worker` gets a prompt of `prompt` tokens, and its cache this prefix.
+    def record_prompt(self, worker: str, prompt: int, prefix: PromptPages) -> int:
+        """Records that a prompt of `prompt` tokens with this prefix is sent to `worker`.
 
-        Returns how many of the tokens it should not have yet.
+        Returns the estimated number of its tokens that are not cached there.
         """
-        info = self._ours(worker)
+        info = self._find_worker(worker)
         if info is None:
             return prompt
         missing, now = prompt - self._cached(info, prefix), time.monotonic()
@@ -167,11 +168,11 @@ class Cluster:
         self._breakers.note(worker, info.epoch, self._breakers.of(worker, info.epoch).sent(now))
         return missing
 
-    def did(self, worker: str, error: EyasError | None = None) -> None:
-        """Notes that `worker` did what it was sent, or failed it; a fault of the caller does not count."""
+    def record_outcome(self, worker: str, error: EyasError | None = None) -> None:
+        """Records that `worker` completed a request, or failed it by a fault that is not the caller's."""
         own = isinstance(error, Unavailable | TransferFailed) or type(error) is EyasError
         own = own and not isinstance(error, WeightsChanging)
-        info = self._ours(worker)
+        info = self._find_worker(worker)
         if info is None or (error is not None and not own):
             return
         known = self._breakers.of(worker, info.epoch)
@@ -180,12 +181,12 @@ class Cluster:
             _log.warning("worker %s fails what it is sent: others are preferred", worker)
         self._breakers.note(worker, info.epoch, new)
 
-    def _ours(self, worker: str) -> WorkerInfo | None:
+    def _find_worker(self, worker: str) -> WorkerInfo | None:
         """The worker of this name, if it may get requests."""
         return next((info for info in self.workers() if info.worker == worker), None)
 
     def _cached(self, info: WorkerInfo, prefix: PromptPages) -> int:
-        """Tokens at the start of the prompt that the worker holds, or will hold of what it was just sent."""
+        """Tokens at the start of the prompt that the worker reports as cached or was just sent."""
         holding = self._holdings.of(info.worker, info.epoch)
         shape = PageShape() if holding is None else holding.shape
         since = 0.0 if holding is None else max(time.monotonic() - SENT_S, holding.emptied)
@@ -202,8 +203,8 @@ class Cluster:
         return PrefillClient(self._channels.get(worker))
 
     def give_back(self, worker: str, handles: tuple[KvHandle, ...], attempt: int) -> None:
-        """Tells `worker` that its pages will not be pulled by any attempt up to this one; it has them back at
-        once, or where that fails at the end of their lease.
+        """Returns leased pages to `worker`: no attempt up to this one will pull them. If the call fails, the
+        lease of the pages expires instead.
         """
         for handle in handles:
             task = asyncio.create_task(self._give_back(worker, handle, attempt), name=f"give back {worker}")
@@ -217,47 +218,44 @@ class Cluster:
             _log.info("worker %s keeps pages until their lease ends: %s", worker, error)
 
     async def flush(self, wait_s: float) -> dict[str, int]:
-        """Empties the prefix cache of each worker on which nothing runs; the pages that each had.
+        """See `GenerationBackend.flush`."""
 
-        Raises Busy if something still runs on one after `wait_s`, or what else keeps one from it.
-        """
-
-        async def one(worker: str) -> int:
+        async def flush(worker: str) -> int:
             return await InfoClient(self._channels.get(worker)).flush_cache(wait_s)
 
-        return (await self._targets.ask(self._targets.names(), one)).whole("flushed their caches")
+        return (await self._targets.ask(self._targets.names(), flush)).whole("flushed their caches")
 
     async def control(self, command: ControlCommand) -> dict[str, ControlOutcome]:
-        """Has every target worker carry the command out; what each did. This gateway knows it from then on.
+        """Has every target worker carry out the command, then reads their new states; returns the outcomes.
 
-        Raises what keeps one of them from it. The others have done it then, but memory that left comes back:
-        a cluster that half sleeps serves nothing.
+        Raises the error of a worker that failed. The others have carried out the command then, but released
+        memory is resumed: a cluster in which only some workers sleep serves nothing.
         """
 
-        async def one(worker: str) -> ControlOutcome:
+        async def carry_out(worker: str) -> ControlOutcome:
             return await ControlClient(self._channels.get(worker)).control(command)
 
-        outcomes = await self._targets.ask(self._targets.names(), one)
+        outcomes = await self._targets.ask(self._targets.names(), carry_out)
         if outcomes.failed and isinstance(command, ReleaseMemory):
-            await self._take_back(outcomes.answers)
+            await self._resume(outcomes.answers)
         await self._targets.refresh()
         return outcomes.whole("did as they were asked")
 
-    async def _take_back(self, released: dict[str, ControlOutcome]) -> None:
-        """Has each of these workers resume what it has just released. One that cannot sleeps on: its state
-        says so.
+    async def _resume(self, released: dict[str, ControlOutcome]) -> None:
+        """Has each of these workers resume the memory that it has just released. A worker that fails still
+        sleeps, as its state reports.
         """
 
-        async def one(worker: str) -> ControlOutcome:
+        async def resume(worker: str) -> ControlOutcome:
             tags = tuple(move.tag for move in released[worker].moved)
             return await ControlClient(self._channels.get(worker)).control(ResumeMemory(tags))
 
-        await self._targets.ask((worker for worker, outcome in released.items() if outcome.moved), one)
+        await self._targets.ask((worker for worker, outcome in released.items() if outcome.moved), resume)
 
     def occupy(self, worker: str, part: UnderWay) -> LegLoad:
-        """Counts a leg that starts on `worker`, at once, so that the next request is routed with it in mind.
+        """Adds a starting leg to the load of `worker`, so that the next request is routed by the new load.
 
-        Its owner closes the stake at the leg's end.
+        The caller closes the returned load at the end of the leg.
         """
         return LegLoad(partial(self._ledger.add, worker), part)
 
@@ -276,7 +274,7 @@ class Cluster:
         return not difference
 
     def _difference(self, info: WorkerInfo) -> str:
-        """How a target worker differs from the ones that get requests; empty if it does not."""
+        """How a target worker differs from those that get requests; empty if it does not."""
         if info.fingerprint != self._fingerprint:
             return f"serves another model ({info.model})"
         if self._tokenizer and info.tokenizer and info.tokenizer != self._tokenizer:
@@ -298,7 +296,7 @@ class Cluster:
             self.adapters.follow()
             self.weights.follow()
             for info in self.workers():
-                self._ledger.at_report(info)  # notes what is under way at each new report
+                self._ledger.at_report(info)  # records the load at each new report
             await self._retire(time.monotonic())
 
     def _open_sessions(self) -> None:
@@ -312,7 +310,7 @@ class Cluster:
                 session.start()
 
     async def _retire(self, now: float) -> None:
-        """Closes the channels of workers that are gone for good, so that memory does not grow."""
+        """Closes the channels of workers that the registry has not listed for `RETIRE_S`."""
         known = {info.worker for info in self._registry.workers()}
         for worker in list(self._channels):
             in_use = worker in known or self._connected(worker) or self._ledger.now(worker).total > 0
@@ -330,11 +328,12 @@ class Cluster:
 
 
 class WorkerSearch:
-    """Searches for one request; `pause` waits between two tries, and `continues` says whether to go on.
+    """Searches for the workers of one request.
 
-    `turn` comes before a choice is used, and says whether that took time.
+    `turn` waits until the request is scheduled and returns whether it had to wait. `pause` waits between two
+    tries; `continues` returns whether the request still needs a worker.
 
-    `lacks`: what the running search is missing, as half a sentence; empty after a success.
+    `lacks`: why the search has no result yet, as half a sentence; empty after a success.
     """
 
     def __init__(
@@ -354,18 +353,18 @@ class WorkerSearch:
         self.lacks = ""
 
     async def find(self, choose: Callable[[Sequence[RouterCandidate]], Choice | None]) -> Choice | None:
-        """Returns the choice of `choose` when the request's turn has come; None once the request has ended.
+        """Returns the choice of `choose` when the request is scheduled; None if the request has ended.
 
-        Raises Unavailable after `PATIENCE_S` in which no suitable worker served or was expected: meanwhile a
-        connection may come back. If the workers that could serve sleep it is raised at once: nothing says
-        that they will wake. Raises ModelNotFound once the request's adapter is unloaded.
+        Raises Unavailable after `PATIENCE_S` in which no suitable worker served or was expected: until then a
+        connection may be reopened. If the workers that could serve sleep, it is raised immediately: they may
+        never wake. Raises ModelNotFound if the request's adapter is unloaded.
         """
-        choice = await self._first(choose)
+        choice = await self._wait_for(choose)
         if choice is not None and await self._turn():
-            choice = await self._first(choose)  # the worker may have left meanwhile
+            choice = await self._wait_for(choose)  # the worker may have been lost during the wait
         return choice
 
-    async def _first(self, choose: Callable[[Sequence[RouterCandidate]], Choice | None]) -> Choice | None:
+    async def _wait_for(self, choose: Callable[[Sequence[RouterCandidate]], Choice | None]) -> Choice | None:
         expected_at = self._clock()
         while self._continues():
             workers = self._cluster.candidates(self._prefix)

@@ -1,8 +1,8 @@
-"""Places one request under `--layout auto`: a pure function of a snapshot.
+"""Places one request under `--layout auto`, by pure functions of a snapshot.
 
-For each worker it predicts the time to the first token and the time per output token, from measured step
-times, queues and cached prefixes, and compares them with the configured targets. Pure numbers: no stream, no
-clock, no network. Which workers should prefer prompts is decided in `gateway.routing.preference`.
+For each worker the TTFT and the TPOT (time per output token) are predicted from measured step times, queues
+and cached prefixes, and compared with the configured targets. `gateway.routing.preference` decides which
+workers should prefer prompts.
 """
 
 from __future__ import annotations
@@ -18,26 +18,29 @@ from eyas.common.prompt_room import StepBudget, room_behind
 from eyas.common.step_times import StepTimes, prompt_s
 
 FINE = 0.9
-"""A prediction within this part of its target is good enough: beyond it, other places are looked for."""
+"""A prediction within this part of its target is good enough: beyond it, other workers are considered."""
 
 FAR = 3.0
-"""Beyond this many times its target, a prediction is worse than one that moves more."""
+"""A prediction beyond this multiple of its target is worse than one that moves more prompts."""
 
 CLEAR = 1.1
-"""A prompt that no preference moves is moved for at least this factor: near a target all is nearly alike."""
+"""A prompt is moved without a preference only for a gain of this factor: predictions near a target hardly
+differ."""
 
 FEW = 8
-"""Workers that are looked at for a part of a request, beside the one with the longest cached prefix."""
+"""Workers that are compared for a part of a request, besides the one with the longest cached prefix."""
 
-UNASKED = 2
-"""The rank of a placement on two workers of which none prefers prompts, after those that move less."""
+UNPREFERRED = 2
+"""The rank of a placement that moves the prompt to a worker that does not prefer prompts: after all
+others.
+"""
 
 SHORT = 64
-"""Up to this number, missing tokens may be computed where the request decodes: a transfer takes longer."""
+"""Up to this number of uncached tokens, the decode worker may compute the prompt: a transfer takes longer."""
 
 
 class AdmissionPreference(enum.Enum):
-    """The kind of work that a worker takes from the next admission on."""
+    """The kind of work that new requests give to a worker."""
 
     ANY = "any"
     PREFILL = "prefill"  # no new decodes, while another worker can take them
@@ -46,7 +49,7 @@ class AdmissionPreference(enum.Enum):
 
 @dataclass(frozen=True)
 class LatencyTargets:
-    """Bounds of a good request, in seconds."""
+    """The latency bounds of a good request, in seconds."""
 
     ttft_s: float
     tpot_s: float
@@ -54,9 +57,9 @@ class LatencyTargets:
 
 @dataclass(frozen=True)
 class MeasuredRates:
-    """The measured rates of the workers, which are alike, and their targets.
+    """The measured step times of the workers, which are alike, and the latency targets.
 
-    `answer`: the mean tokens of an answer; the harm of a prompt is spread over as many steps.
+    `answer`: the mean tokens of an answer, over which the delay by a prompt is spread.
     """
 
     times: StepTimes
@@ -66,13 +69,12 @@ class MeasuredRates:
 
 
 class WorkerPlace(NamedTuple):
-    """A worker as the policy sees it, for one prompt.
+    """The state of a worker for the placement of one prompt.
 
-    `sequences` and `context`: the ones that decode there or will, and their tokens. `queued`: prompt tokens
-    that are still to be computed there. `prompt_share`: the part of its recent time that went to steps with
-    prompts. `prefill_room`, `decode_room`: requests that it can still take; 0: it is full, or has not the
-    role. `kv_room`: tokens whose KV still fits there. `cached`: tokens at the start of the prompt that
-    it holds.
+    `sequences`, `context`: the sequences that decode there or will, and their tokens. `queued`: prompt tokens
+    still to be computed. `prompt_share`: the part of its recent time spent in steps with prompts.
+    `prefill_room`, `decode_room`: requests for which it has capacity; 0 if it is full or lacks the role.
+    `kv_room`: tokens whose KV still fits. `cached`: tokens at the start of the prompt in its cache.
     """
 
     worker: str
@@ -89,7 +91,9 @@ class WorkerPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class RequestPlacement:
-    """The decision, and what was predicted. `prefill` None: the decode worker computes the prompt."""
+    """The chosen workers and the predicted latencies. `prefill` None: the decode worker computes the
+    prompt.
+    """
 
     decode: str
     prefill: str | None
@@ -100,23 +104,23 @@ class RequestPlacement:
 def place(
     prompt: int, places: Sequence[WorkerPlace], rates: MeasuredRates, apart: bool = True
 ) -> RequestPlacement | None:
-    """Chooses the workers of a prompt of `prompt` tokens; None: every worker or pair of them is full.
+    """Chooses the workers of a prompt of `prompt` tokens; None if every worker or pair of them is full.
 
-    Placements that keep both targets come first, then those that miss none by far; among them the ones that
-    move no pages, unless some worker prefers prompts; then the one that is furthest from its targets. So
-    where no placement keeps them, no prompt is moved to sequences that it would slow down, until the worker
-    that prefers prompts is far behind. Nor is it moved where its KV would have to wait for pages, on either
-    side, unless no worker takes it whole. `apart` False: never two workers.
+    Placements that meet both targets come first, then those that miss none by far; among them those that move
+    no pages, unless a worker prefers prompts; then the one with the most distance to the targets. So if no
+    placement meets them, a prompt is not moved to where it would slow other sequences down, until the worker
+    that prefers prompts is far behind. A prompt is also not moved if its KV would have to wait for pages, on
+    either worker, unless no single worker can take the request. `apart` False: never two workers.
     """
     able = [p for p in places if p.decode_room and (apart or p.prefill_room)]
-    decoders = _few(_decoders(able), lambda p: (p.sequences, p.queued, p.worker))
-    options = [_together(prompt, p, rates) for p in decoders if p.prefill_room]
+    decoders = _shortlist(_decoders(able), lambda p: (p.sequences, p.queued, p.worker))
+    options = [_on_one_worker(prompt, p, rates) for p in decoders if p.prefill_room]
     if apart and decoders:
-        decode = min(decoders, key=lambda p: (p.kv_room < prompt, _ratio_of_decoding(prompt, p, rates)))
+        decode = min(decoders, key=lambda p: (p.kv_room < prompt, _decode_ratio(prompt, p, rates)))
         others = [p for p in places if p.prefill_room and p.worker != decode.worker]
-        if options:  # else it has to wait for pages somewhere
+        if options:  # without any, the request has to wait for pages anyway
             others = [p for p in others if min(p.kv_room, decode.kv_room) >= prompt]
-        options += _apart(prompt, decode, _few(others, _queue), rates)
+        options += _on_two_workers(prompt, decode, _shortlist(others, _queue), rates)
     best = min(options, key=lambda option: option[0], default=None)
     return None if best is None else best[1]
 
@@ -126,25 +130,25 @@ _Option = tuple[_Key, RequestPlacement]
 
 
 def _decoders(able: list[WorkerPlace]) -> list[WorkerPlace]:
-    """Workers of `able`; the ones that prefer prompts only if there are no others."""
+    """The workers of `able` that do not prefer prompts; all of them if there are no others."""
     return [p for p in able if p.preference is not AdmissionPreference.PREFILL] or able
 
 
 def _queue(p: WorkerPlace) -> tuple[bool, int, int, str]:
-    """Workers that prefer prompts first, then the shortest queue of prompts that are not cached."""
+    """Sort key: workers that prefer prompts first, then the shortest queue less the cached prefix."""
     return p.preference is not AdmissionPreference.PREFILL, p.queued - p.cached, p.sequences, p.worker
 
 
-def _few(
+def _shortlist(
     places: Sequence[WorkerPlace], key: Callable[[WorkerPlace], tuple[int | str, ...]]
 ) -> Sequence[WorkerPlace]:
-    """The FEW first by `key`, and the one with the longest cached prefix: no cluster takes long."""
+    """The FEW first by `key` and the one with the longest cached prefix, which bounds the time to place."""
     if len(places) <= FEW:
         return places
     return [*heapq.nsmallest(FEW, places, key=key), max(places, key=lambda p: p.cached)]
 
 
-def _together(prompt: int, p: WorkerPlace, rates: MeasuredRates) -> _Option:
+def _on_one_worker(prompt: int, p: WorkerPlace, rates: MeasuredRates) -> _Option:
     missing = prompt - p.cached
     ttft = prompt_s(rates.times, rates.budget, missing, p.queued, p.sequences, p.context)
     tpot = _tpot(p, rates, joining=prompt, computing=missing)
@@ -152,41 +156,41 @@ def _together(prompt: int, p: WorkerPlace, rates: MeasuredRates) -> _Option:
     return _option(RequestPlacement(p.worker, None, ttft, tpot), rates, moved, missing)
 
 
-def _apart(
+def _on_two_workers(
     prompt: int, decode: WorkerPlace, places: Sequence[WorkerPlace], rates: MeasuredRates
 ) -> Iterator[_Option]:
-    """The prompt on any of `places`, for one decode worker."""
+    """The options that compute the prompt on one of `places` for this decode worker."""
     tpot = _tpot(decode, rates, joining=prompt)
     for p in places:
         missing = prompt - p.cached
         ttft = prompt_s(rates.times, rates.budget, missing, p.queued, p.sequences, p.context)
         harmed = _tpot(p, rates, computing=missing) if p.sequences else 0.0
-        moved = 0 if p.preference is AdmissionPreference.PREFILL else UNASKED
+        moved = 0 if p.preference is AdmissionPreference.PREFILL else UNPREFERRED
         yield _option(
             RequestPlacement(decode.worker, p.worker, ttft, max(tpot, harmed)), rates, moved, missing
         )
 
 
 def _option(placement: RequestPlacement, rates: MeasuredRates, moved: int, missing: int) -> _Option:
-    """The option with its sort key: the smallest is best. `missing`: tokens to compute, which cost too."""
+    """The option with its sort key: the smallest is best. `missing`: the prompt tokens to compute."""
     ratio = max(placement.ttft_s / rates.targets.ttft_s, placement.tpot_s / rates.targets.tpot_s)
     own = prompt_s(rates.times, rates.budget, missing, 0, 0, 0) / rates.targets.ttft_s
-    weighted = CLEAR * ratio if moved == UNASKED else ratio
+    weighted = CLEAR * ratio if moved == UNPREFERRED else ratio
     missed = 0 if weighted <= FINE else 1 if weighted <= FAR else 2
     names = f"{placement.decode} {placement.prefill or ''}"
     return (missed, moved, ratio + own, names), placement
 
 
-def _ratio_of_decoding(prompt: int, p: WorkerPlace, rates: MeasuredRates) -> tuple[float, int, str]:
-    """How near to its target one more sequence would bring it, whose cached tokens need no transfer."""
+def _decode_ratio(prompt: int, p: WorkerPlace, rates: MeasuredRates) -> tuple[float, int, str]:
+    """Sort key: the TPOT with the new sequence over its target, plus a little for tokens to transfer."""
     moved = 1e-3 * (prompt - p.cached) / max(prompt, 1)
     return _tpot(p, rates, joining=prompt) / rates.targets.tpot_s + moved, p.sequences, p.worker
 
 
 def _tpot(p: WorkerPlace, rates: MeasuredRates, joining: int = 0, computing: int = 0) -> float:
-    """Seconds per output token there, with a sequence of `joining` tokens more and `computing` prompt tokens.
+    """Seconds per output token on `p` with a new sequence of `joining` tokens and `computing` prompt tokens.
 
-    Of its time a part goes to long steps with prompts: the part of late, and what is queued now.
+    A part of its time is spent in long steps with prompts: the recent part, plus that of the queued prompts.
     """
     sequences, context = p.sequences + bool(joining), p.context + joining
     plain = rates.times.step_s(sequences, context)

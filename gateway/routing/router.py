@@ -1,8 +1,8 @@
-"""Chooses the worker of a request: pure functions of a snapshot.
+"""Chooses the worker of a request by pure functions of a snapshot.
 
-It has no streams, no clocks and no network, so that every decision can be tested as a value. A conversation
-stays on its worker because its prefix is cached there, and one that names itself has a home where its prefix
-is not, or no longer, cached anywhere.
+There are no streams, clocks or network calls, so that every decision can be tested as a value. A conversation
+stays on the worker that has its prefix cached. A conversation with a name also has a home worker, which is
+chosen when no worker has the prefix.
 """
 
 from __future__ import annotations
@@ -17,35 +17,37 @@ from eyas.common.types import Role, WorkerInfo
 from gateway.routing.in_flight import UnderWay
 
 CROWD = 4
-"""A worker with more sequences than twice the idlest one's plus this is avoided, cached prefix or not."""
+"""A worker is crowded, and avoided even if it has the prefix cached, if it has more sequences than twice
+those of the idlest worker plus this number.
+"""
 
 
 SLOT_TOKENS = 256
-"""Tokens of a prompt as which an adapter counts that has to come to the device first."""
+"""The cost of an adapter that must first be copied to the device, in prompt tokens."""
 
 
 def adapter_state(adapter: str, info: WorkerInfo) -> bool | None:
-    """Whether the adapter of this id is on the worker's device; None: the worker does not have it at all.
+    """Whether the adapter with this id is on the worker's device; None if it is not loaded on the worker.
 
-    "" is the base model, which is everywhere.
+    True for "", the base model.
     """
     if not adapter:
         return True
-    if info.adapters is None or all(one.id != adapter for one in info.adapters.adapters):
+    if info.adapters is None or all(known.id != adapter for known in info.adapters.adapters):
         return None
     return adapter in info.adapter_slots
 
 
 @dataclass(frozen=True)
 class RouterCandidate:
-    """A worker as the router sees it, for one prompt.
+    """The state of a worker for the routing of one prompt.
 
-    `in_flight` counts the sequences of this gateway's own requests there, which is newer than the worker's
-    last report: one per choice that it decodes, one per prompt that it only computes. `connected`: its
-    Session is open (decode needs one, prefill does not). `cached`: how many ids at the start of the prompt
-    its cache should hold. `under_way`: all that `in_flight` sums up; `reported`: as it was at the worker's
-    last report. `affinity`: 0 to 1, the greatest at the home of the request's conversation. `broken`: it
-    fails what it is sent. `adapter`: as `adapter_state` says of the request's.
+    `in_flight`: the sequences of this gateway's requests on the worker, newer than its last report: one per
+    choice that it decodes, one per prompt that it only computes. `connected`: its Session is open (needed to
+    decode, not to prefill). `cached`: the estimated number of tokens at the start of the prompt in its cache.
+    `under_way`: the load that `in_flight` sums up; `reported`: that load at the worker's last report.
+    `affinity`: 0 to 1, the greatest on the home of the request's conversation. `broken`: the worker fails its
+    requests. `adapter`: the `adapter_state` of the request's adapter.
     """
 
     info: WorkerInfo
@@ -60,28 +62,32 @@ class RouterCandidate:
 
     @property
     def ahead(self) -> int:
-        """Prompt tokens to compute there before this prompt's own are done, less those that it holds."""
+        """Prompt tokens that the worker computes before this prompt's own, less those of it that are
+        cached.
+        """
         others = self.info.backlog.queued - self.reported.queued
         return self.under_way.queued + max(others, 0) + self.slot_tokens - self.cached
 
     @property
     def slot_tokens(self) -> int:
-        """Prompt tokens that the request's adapter costs there."""
+        """The cost of the request's adapter on the worker, in prompt tokens."""
         return 0 if self.adapter else SLOT_TOKENS
 
     @property
     def sequences(self) -> int:
-        """Running and waiting there: this gateway's own now, and those of others by the last report."""
+        """Running and waiting sequences: this gateway's own now, and those of others at the last report."""
         others = self.info.running + self.info.waiting - self.reported.total
         return self.in_flight + max(others, 0)
 
     @property
     def load(self) -> tuple[int, float]:
-        """Sequences, then the share of its pages in use."""
+        """The number of sequences, then the share of the pages in use."""
         return self.sequences, self.info.pages_used / max(self.info.pages_total, 1)
 
     def can(self, role: Role) -> bool:
-        """Whether it serves now and has the role; of the target model: and the request's adapter."""
+        """Whether the worker serves in this role, and has the request's adapter if it runs the target
+        model.
+        """
         able = self.adapter is not None or role is Role.DRAFT
         return able and self.info.serving and role in self.info.roles
 
@@ -111,7 +117,7 @@ def route(workers: Sequence[RouterCandidate]) -> RequestRoute | None:
 
 
 def missing(workers: Sequence[RouterCandidate]) -> str:
-    """Why `route` finds nothing, as half a sentence."""
+    """Why `route` returns None, as half a sentence."""
     if choose_decode(workers) is None:
         known = any(w.can(Role.DECODE) for w in workers)
         return "no decode worker is connected" if known else "no decode worker is serving"
@@ -119,7 +125,7 @@ def missing(workers: Sequence[RouterCandidate]) -> str:
 
 
 def asleep(workers: Sequence[RouterCandidate]) -> str:
-    """Why no request can be served while workers sleep, as a sentence; empty: that is not so."""
+    """Which workers sleep, as a sentence, if no request can be served because of them; else empty."""
     sleeping = [w for w in workers if w.info.released and not w.info.paused]
     if not sleeping or route(workers) is not None:
         return ""
@@ -128,7 +134,7 @@ def asleep(workers: Sequence[RouterCandidate]) -> str:
 
 
 def paused(workers: Sequence[RouterCandidate]) -> str:
-    """Why requests wait while workers are paused, as a sentence; empty: none is."""
+    """How many workers are paused, as a sentence; empty if none is."""
     count = sum(w.info.paused for w in workers)
     if not count:
         return ""
@@ -146,7 +152,7 @@ def choose_prefill(workers: Sequence[RouterCandidate], avoid: Collection[str] = 
 
 
 def reopened(worker: RouterCandidate) -> RouterCandidate:
-    """The worker as one that serves, if it is closed for new weights."""
+    """Returns the worker as serving if it is only closed for new weights; else unchanged."""
     return (
         replace(worker, info=structs.replace(worker.info, serving=True))
         if worker.info.weights.closed
@@ -160,11 +166,11 @@ def wants_draft(workers: Sequence[RouterCandidate]) -> bool:
 
 
 def _best(workers: Sequence[RouterCandidate], avoid: Collection[str]) -> RouterCandidate | None:
-    """The worker that has the prompt first: what is cached counts against what is queued. Then the home of
-    the conversation, then the least load. Crowded ones come last.
+    """The worker that would compute the prompt first, given its queue and its cached prefix; then the home of
+    the conversation, then the least load. Crowded workers come last.
 
-    Workers to `avoid` (they just failed this request) are taken only if there is no other, and broken ones
-    only before those.
+    A broken worker is taken only if there is no other, and workers to `avoid` (which failed this request)
+    only after that.
     """
     usable = [w for w in workers if w.info.worker not in avoid] or workers
     usable = [w for w in usable if not w.broken] or usable
@@ -173,10 +179,10 @@ def _best(workers: Sequence[RouterCandidate], avoid: Collection[str]) -> RouterC
 
 
 def affinity(session: str, worker: str) -> float:
-    """How much a worker is a conversation's home, 0 to 1: the same in every gateway, and even.
+    """The rank of a worker as the home of a conversation, 0 to 1, uniform and the same in every gateway.
 
-    Rendezvous hashing (Thaler and Ravishankar, 1998): a worker that comes or goes moves only its own. 0.0 for
-    a conversation without a name.
+    Rendezvous hashing (Thaler and Ravishankar, 1998): a worker that joins or leaves moves only the
+    conversations of which it is the home. 0.0 for a conversation without a name.
     """
     if not session:
         return 0.0

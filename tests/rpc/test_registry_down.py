@@ -91,7 +91,7 @@ async def test_of_workers_that_are_gone_for_good_nothing_is_kept(monkeypatch: py
     monkeypatch.setattr(gateway_cluster, "RETIRE_S", 0.5)
     async with workers(UNIFIED, UNIFIED) as started, gateway(started) as (backend, cluster):
         gone, stays = started
-        cluster.did(gone.address, Unavailable("it is ill"))
+        cluster.record_outcome(gone.address, Unavailable("it is ill"))
         await gone.kill()
         async with asyncio.timeout(30):
             while gone.address in cluster._channels:
