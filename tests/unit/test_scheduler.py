@@ -164,7 +164,8 @@ def _first_rows(rig: Rig, prompts: dict[str, tuple[int, ...]]) -> dict[str, tupl
     rig.submit(request((1, 2), max_tokens=64, id="stream"))
     _land(rig, _launch(rig))
     for id, prompt in prompts.items():
-        rig.submit(request(prompt, max_tokens=9, id=id))
+        params = {"prompt_logprobs": 0} if id == "scored" else {}
+        rig.submit(request(prompt, max_tokens=9, id=id, **params))
     began: dict[str, tuple[int, int]] = {}
     flight = _launch(rig)
     for step in range(40):
@@ -180,8 +181,11 @@ def _first_rows(rig: Rig, prompts: dict[str, tuple[int, ...]]) -> dict[str, tupl
 def test_a_prompt_waits_for_the_pages_of_one_that_begins_like_it(
     budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others pass it. Those that begin like another for less than a long prompt do not wait."""
-    monkeypatch.setattr(scheduler, "LONG_PROMPT", 14)
+    """Others pass it. Those that begin like another for less than a long prompt do not wait, nor do those
+    that are scored, which take nothing from the cache.
+    """
+    for module in (scheduler, prompt_room):
+        monkeypatch.setattr(module, "LONG_PROMPT", 14)
     rig, shared = Rig(pages=100, max_running=8), tuple(range(20, 36))
     rig.scheduler.tables.limits = replace(
         rig.scheduler.limits,
@@ -189,10 +193,25 @@ def test_a_prompt_waits_for_the_pages_of_one_that_begins_like_it(
         long_prompt_rows=lambda *_: budget,
     )
     prompts = {"first": (*shared, 3, 4), "same": (*shared, 5, 6), "short": (7, 8, 9)}
-    began = _first_rows(rig, prompts | {"other": (*shared[:13], *range(50, 55))})
+    prompts |= {"other": (*shared[:13], *range(50, 55)), "scored": (*shared, 5, 7)}
+    began = _first_rows(rig, prompts)
     assert began["first"][1] == 0 and began["same"][1] == 16, "its first four pages were cached"
-    assert began["same"][0] > max(began["short"][0], began["other"][0])
-    assert began["other"][1] == 0
+    assert began["same"][0] > max(began[id][0] for id in ("short", "other", "scored"))
+    assert began["other"][1] == began["scored"][1] == 0
+
+
+def test_pages_come_from_elsewhere_while_a_prompt_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes no pages yet, so those of a later request are not kept back for it."""
+    monkeypatch.setattr(scheduler, "LONG_PROMPT", 14)
+    rig, shared = Rig(pages=100), tuple(range(20, 36))
+    rig.submit(request((*shared, 3, 4), id="first"))
+    _launch(rig)
+    rig.submit(request((*shared, 5, 6), id="same"))
+    rig.submit(request((7, 8, 9), id="pulled"), attach=True)
+    _launch(rig)
+    assert [seq.generation.request.id for seq in rig.scheduler.waiting] == ["same"]
+    pulled = rig.requests.table["pulled"]
+    assert rig.scheduler.lend(pulled, 3) is not None
 
 
 def test_a_prompt_does_not_wait_for_what_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,8 +172,9 @@ class Scheduler:
         """
         shares = self.shares()
         if self.waiting:
-            first = self.waiting.first(shares).generation
-            if shares.turn(first) < shares.turn(generation):
+            first = self.waiting.first(shares)
+            earlier = shares.turn(first.generation) < shares.turn(generation)
+            if earlier and not self._waits_for_prefix(first):
                 return None
         lent = self._allocate(generation, generation.request.prompt_ids, rows, shares, copied=True)
         if lent is None:
@@ -367,8 +368,12 @@ class Scheduler:
         return works
 
     def _waits_for_prefix(self, seq: Sequence) -> bool:
-        """True if a prompt that is being computed begins like this one, which will find its pages cached."""
-        return any(_is_being_computed(other) and _begin_alike(other, seq) for other in self.running)
+        """True if a prompt that is being computed begins like this one, which will find its pages cached. A
+        prompt that is scored takes none from there.
+        """
+        return seq.generation.scores is None and any(
+            _is_being_computed(other) and _begin_alike(other, seq) for other in self.running
+        )
 
     def _in_turn(self) -> SequenceOf[Sequence]:
         """The sequences that decode in this step."""
@@ -573,6 +578,7 @@ def _begin_alike(computed: Sequence, seq: Sequence) -> bool:
     What lies before them is not compared: nothing but how long `seq` waits depends on it.
     """
     first = computed.generation.cached_tokens
-    begin = computed.prompt[first : first + LONG_PROMPT]
-    same = begin == seq.prompt[first : first + LONG_PROMPT] and computed.salt == seq.salt
-    return same and len(begin) == LONG_PROMPT
+    last, ours, theirs = first + LONG_PROMPT - 1, seq.prompt, computed.prompt
+    if computed.salt != seq.salt or last >= min(len(ours), len(theirs)) or ours[last] != theirs[last]:
+        return False  # at little cost, of most
+    return ours[first:last] == theirs[first:last]
