@@ -1,7 +1,7 @@
-"""A worker's adapters: those of its start, and those that gateways have it load.
+"""The LoRA adapters of a worker: those loaded at startup, and those that gateways load later.
 
-A gateway has every worker of a cluster read an adapter first, and lists it once all have: so either all have
-it or none. The engine knows adapters by their ids; names, and which ones are listed, are known here.
+A gateway loads an adapter on every worker of a cluster before it lists the adapter, so that either all
+workers serve it or none. The engine identifies adapters by id; this module maps names to ids.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from eyas.engine.ipc.adapter_messages import ADAPTER_FILES, DRAFT_FOLDER
 from eyas.engine.ipc.client import EngineClient
 from eyas.worker.engine_calls import load_adapter, unload_adapter
 
-HEARD_S = 3.0  # by then every gateway has heard of a new roster
+HEARD_S = 3.0  # after this time, every gateway has received a new roster
 _log = logging.getLogger("eyas.front")
 
 
 class WorkerAdapters(AdapterHost):
-    """`begin` loads those of the start; `load` and `set` are a gateway's. One of them runs at a time.
+    """`begin` loads the adapters of the command line; gateways call `load` and `set`. Calls run one at a
+    time.
 
-    `roster`: what requests may have.
+    `roster`: the adapters that requests may name.
     """
 
     def __init__(self, engine: EngineClient, config: AdapterConfig) -> None:
@@ -45,7 +46,7 @@ class WorkerAdapters(AdapterHost):
         self._turn = asyncio.Lock()
 
     async def begin(self) -> None:
-        """Loads the adapters of the start. Raises ConfigError for one that cannot be loaded."""
+        """Loads the adapters of the command line. Raises ConfigError for one that cannot be loaded."""
         adapters = []
         for name, path in self._config.loras:
             try:
@@ -55,14 +56,16 @@ class WorkerAdapters(AdapterHost):
         self.roster = AdapterRoster(adapters=tuple(adapters))
 
     async def load(self, adapter: Adapter) -> Adapter:
-        """Reads an adapter in a folder that callers may name, and lists it nowhere."""
+        """Loads an adapter from a folder that callers may name, without listing it."""
         self._check_allowed()
         async with self._turn:
             return await self._load(msgspec.structs.replace(adapter, path=self._folder(adapter.path)))
 
     async def set(self, roster: AdapterRoster) -> None:
-        """Has what the roster has. Where some of it cannot be loaded, this worker has the rest, and its older
-        revision, by which gateways see that it is behind.
+        """Loads and lists the adapters of `roster`, and unloads all others.
+
+        If some cannot be loaded, the worker lists the rest but stays at its older revision, which shows
+        gateways that it is out of date. Raises the last error.
         """
         self._check_allowed()
         async with self._turn:
@@ -73,7 +76,7 @@ class WorkerAdapters(AdapterHost):
             failure: EyasError | None = None
             for adapter in roster.adapters:
                 try:
-                    await self._have(adapter)
+                    await self._ensure_loaded(adapter)
                     adapters.append(adapter)
                 except EyasError as error:
                     failure = error
@@ -94,8 +97,8 @@ class WorkerAdapters(AdapterHost):
         _log.info("adapter %s is unloaded: %s", self._loaded.pop(id).name, id)
 
     async def _unload_replaced(self, id: str) -> None:
-        """Unloads an adapter whose name has gone to another, a little later: a gateway that has not heard of
-        that yet still sends requests for it.
+        """Unloads an adapter whose name now belongs to another one, after HEARD_S: until then, a gateway with
+        the old roster may still send requests for it.
         """
         await asyncio.sleep(HEARD_S)
         async with self._turn:
@@ -104,11 +107,11 @@ class WorkerAdapters(AdapterHost):
                 await self._unload(id)
 
     def close(self) -> None:
-        """Begins nothing more."""
+        """Cancels the pending unloads."""
         for task in self._replaced.values():
             task.cancel()
 
-    async def _have(self, adapter: Adapter) -> None:
+    async def _ensure_loaded(self, adapter: Adapter) -> None:
         known = self._loaded.get(adapter.id)
         if known is None:
             await self._load(msgspec.structs.replace(adapter, path=self._folder(adapter.path)))
@@ -116,7 +119,7 @@ class WorkerAdapters(AdapterHost):
             await self._load(msgspec.structs.replace(adapter, path=known.path))
 
     async def _load(self, adapter: Adapter) -> Adapter:
-        """Has the engine read the folder. Raises what is wrong with it."""
+        """Loads the adapter into the engine. Raises EyasError if its folder cannot be used."""
         loaded = await load_adapter(self._engine, adapter)
         what = f"{loaded.id}, of rank {loaded.rank}, from {adapter.path}"
         _log.info("adapter %s is loaded: %s", adapter.name, what)
@@ -133,14 +136,14 @@ class WorkerAdapters(AdapterHost):
             )
 
     def _folder(self, path: str) -> str:
-        """The folder of this path, which is absolute or below one of --lora-dir. Links are followed first.
+        """Resolves a path, absolute or relative to a folder of --lora-dir. Links are followed first.
 
-        Raises Forbidden for one elsewhere, and NotFound for one that is not there.
+        Raises Forbidden for a path outside these folders, and NotFound for a folder that does not exist.
         """
         roots = [Path(root).resolve() for root in self._config.dirs]
         try:
             candidates = [(root / path).resolve() for root in roots]
-        except (OSError, ValueError, RuntimeError):  # no path at all, or links in a circle
+        except (OSError, ValueError, RuntimeError):  # an invalid path, or a cycle of links
             candidates = []
         inside = [folder for folder in candidates if any(folder.is_relative_to(root) for root in roots)]
         if not inside:
@@ -153,11 +156,11 @@ class WorkerAdapters(AdapterHost):
 
     @staticmethod
     def _check_files(folder: Path, roots: list[Path]) -> None:
-        """Raises Forbidden for a file that is a link to one elsewhere."""
+        """Raises Forbidden for a file that links to one outside `roots`."""
         for name in (*ADAPTER_FILES, *(f"{DRAFT_FOLDER}/{name}" for name in ADAPTER_FILES)):
             try:
                 file = (folder / name).resolve()
-            except (OSError, RuntimeError):  # links in a circle
+            except (OSError, RuntimeError):  # a cycle of links
                 file = Path("/")
             if not any(file.is_relative_to(root) for root in roots):
                 raise Forbidden(f"{name} of {folder} is in no folder of --lora-dir", param="lora_path")

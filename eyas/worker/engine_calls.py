@@ -1,4 +1,4 @@
-"""Calls of a front to its engine that have one answer."""
+"""Calls from a front to its engine, each with one answer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from eyas.engine.ipc.adapter_messages import LoadAdapter, UnloadAdapter
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Command, ControlEngine, EngineStopped, FlushCache, WeightsCall
 
-ANSWER_S = 10.0  # beyond the wait: what the engine is in the middle of
+ANSWER_S = 10.0  # beyond the caller's wait: the engine first finishes its current step
 
 
 async def flush(engine: EngineClient, wait_s: float) -> int:
-    """Empties the engine's prefix cache once nothing runs; returns how many pages it had.
+    """Empties the engine's prefix cache once no request runs; returns the number of pages it had.
 
     Raises Busy if requests still run after `wait_s`, and Unavailable while the engine cannot serve.
     """
@@ -33,8 +33,10 @@ async def flush(engine: EngineClient, wait_s: float) -> int:
 
 
 async def control(engine: EngineClient, command: EngineCommand, wait_s: float) -> EngineReply:
-    """Has the engine carry a command out. Raises what keeps it from that, if its reply does not say so;
-    Unavailable while it cannot serve, and DeadlineExceeded if no answer comes.
+    """Sends a control command to the engine; returns its reply.
+
+    Raises the engine's error if the command failed, Unavailable while the engine cannot serve, and
+    DeadlineExceeded if no answer arrives.
     """
     reply: EngineReply
     if isinstance(command, WeightsCommand):
@@ -48,8 +50,9 @@ async def control(engine: EngineClient, command: EngineCommand, wait_s: float) -
 
 
 async def load_adapter(engine: EngineClient, adapter: Adapter) -> Adapter:
-    """The adapter as the engine read it, which may not serve yet. Raises what is wrong with its folder, and
-    DeadlineExceeded if no answer comes.
+    """Loads an adapter into the engine, which need not serve yet; returns it with its id and rank.
+
+    Raises EyasError if its folder cannot be used, and DeadlineExceeded if no answer arrives.
     """
     name, path, id, pinned = adapter.name, adapter.path, adapter.id, adapter.pinned
     answer = await _answer(
@@ -61,15 +64,16 @@ async def load_adapter(engine: EngineClient, adapter: Adapter) -> Adapter:
 
 
 async def unload_adapter(engine: EngineClient, id: str) -> None:
-    """Has the engine take no more requests for an adapter."""
+    """Unloads an adapter: the engine accepts no more requests for it."""
     await _answer(engine, lambda call: UnloadAdapter(call, id), ADAPTER_S, early=True)
 
 
 async def _answer(
     engine: EngineClient, command: Callable[[int], Command], wait_s: float, *, early: bool = False
 ) -> Any:
-    """The event that answers the command of a call. `early`: the engine need not serve yet. Raises what it
-    has stopped with.
+    """Sends a command and returns the event that answers it. `early`: the engine need not serve yet.
+
+    Raises the engine's error, or Unavailable, if it stops; DeadlineExceeded.
     """
     deadline = asyncio.get_running_loop().time() + wait_s + ANSWER_S
     answer: StreamBuffer[Any] = StreamBuffer(2, deadline)

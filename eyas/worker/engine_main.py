@@ -34,16 +34,16 @@ def main(config: EngineConfig, endpoint: str) -> None:
 def serve(engine: Callable[[EngineLink], None], endpoint: str) -> None:
     """Runs `engine` in this process. An exception becomes a last `EngineStopped` event, and exit code 1.
 
-    Signals that ask to leave are the front's: it drains and sends Shutdown. A terminal, systemd and `timeout`
-    tell every process of a group, so they tell this one too.
+    Only the front handles signals to exit: it drains and sends `ShutdownEngine`. This process ignores them,
+    because a terminal, systemd and `timeout` signal every process of a group.
     """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, _unwind)
+    signal.signal(signal.SIGUSR1, _exit)
     signal_on_parent_death(signal.SIGUSR1)
     parent = multiprocessing.parent_process()
     if parent is not None and os.getppid() != parent.pid:
-        sys.exit(1)  # the parent ended before we asked for the signal
+        sys.exit(1)  # the parent ended before the signal was set up
     link = ZmqEngine(endpoint)
     try:
         engine(link)
@@ -54,14 +54,16 @@ def serve(engine: Callable[[EngineLink], None], endpoint: str) -> None:
         link.close()
 
 
-def _unwind(*_: object) -> NoReturn:
-    """Ends the engine so that its pools are unlinked; once, as a front that dies may be told per thread."""
-    signal.signal(signal.SIGUSR1, _pass_over)
+def _exit(*_: object) -> NoReturn:
+    """Exits by an exception, so that the engine unlinks its pools. Only once: the death of a front may send
+    one signal per thread.
+    """
+    signal.signal(signal.SIGUSR1, _ignore)
     sys.exit(1)
 
 
-def _pass_over(*_: object) -> None:
-    """Passes a signal over. SIG_IGN would make an error of one that is on its way already."""
+def _ignore(*_: object) -> None:
+    """Ignores a signal. With SIG_IGN, a signal that is already pending would raise an error."""
 
 
 def _run(config: EngineConfig, link: EngineLink) -> None:

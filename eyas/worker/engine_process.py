@@ -1,7 +1,7 @@
-"""An engine's process, which begins before it is known what it runs.
+"""The process of an engine, which is spawned before the worker knows the engine's configuration.
 
-Python takes seconds to import torch. So a worker spawns the process first of all, and reads its flags and
-checks its files while the process imports.
+Importing torch takes seconds. So a worker first spawns the process, then reads its flags and checks its files
+while the process imports.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from eyas.common.machine.processes import importing_safely, raise_limit, signal_
 
 
 class EngineProcess:
-    """A process that runs one function, once it is given one. Whoever made it kills it in the end."""
+    """A process that waits for a function and runs it. Its creator must call `kill` in the end."""
 
     def __init__(self, *modules: str) -> None:
-        """Spawns it. `modules`: what it imports meanwhile."""
+        """Spawns the process. `modules`: imported while it waits."""
         context = multiprocessing.get_context("spawn")
         theirs, self._pipe = context.Pipe(duplex=False)
         self._process = context.Process(target=_wait, args=(theirs, modules), name="eyas-engine")
@@ -34,10 +34,10 @@ class EngineProcess:
         signal.signal(signal.SIGINT, before)
         theirs.close()
 
-    def run(self, function: Callable[..., None], *given: Any) -> None:
-        """Lets it run the function. Call it once; all that is given is pickled."""
-        with contextlib.suppress(BrokenPipeError):  # it has ended, as its sentinel tells
-            self._pipe.send((function, given))
+    def run(self, function: Callable[..., None], *args: Any) -> None:
+        """Runs `function(*args)` in the process. Call it once; function and arguments are pickled."""
+        with contextlib.suppress(BrokenPipeError):  # the process has ended, which its sentinel shows
+            self._pipe.send((function, args))
 
     @property
     def pid(self) -> int:
@@ -47,7 +47,7 @@ class EngineProcess:
 
     @property
     def sentinel(self) -> int:
-        """A file descriptor that can be read once it has ended."""
+        """A file descriptor that becomes readable when the process has ended."""
         return self._process.sentinel
 
     def exit_code(self) -> int | None:
@@ -56,27 +56,32 @@ class EngineProcess:
         return self._process.exitcode
 
     def kill(self, wait_s: float) -> None:
-        """Ends it now, if it has not ended. One that waits for a driver may outlast even that."""
+        """Kills the process, if it still runs, and waits up to `wait_s` seconds for its end.
+
+        A process that waits for a driver may survive even that.
+        """
         self._process.kill()
         self._process.join(wait_s)
 
 
 def _wait(pipe: Connection, modules: tuple[str, ...]) -> None:
-    """The process. It ends with its parent, and ignores what tells the parent to leave."""
+    """The main function of the process, which ends with its parent and ignores signals to exit."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal_on_parent_death(signal.SIGKILL)
-    raise_limit()  # the parent had not raised its own by then
+    raise_limit()  # the parent had not raised its own limit when it spawned this process
     Thread(target=_import, args=(modules,), name="imports", daemon=True).start()
     try:
-        function, given = pipe.recv()
-    except EOFError:  # the parent has nothing to run, or is gone
-        os._exit(1)  # a thread may be in mid-import
-    function(*given)
+        function, args = pipe.recv()
+    except EOFError:  # the parent has no function to run, or has ended
+        os._exit(1)  # the other thread may be in the middle of an import
+    function(*args)
 
 
 def _import(modules: tuple[str, ...]) -> None:
-    """An import elsewhere waits for one that this has begun; if that fails, it is tried again, and raises."""
+    """Imports the modules in advance. The main thread's own import waits for one in progress here; after a
+    failure it tries again, and raises the error.
+    """
     with uncollected():
         for module in modules:
             try:

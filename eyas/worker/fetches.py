@@ -1,12 +1,12 @@
-"""Copies that need an owner's help: bytes that come by gRPC, and pages in the staging of their owners.
+"""Copies of KV pages that need a call to their owner: bytes over gRPC, and reads from the owner's staging.
 
-`CopyPages` starts one that the engine cannot make: the bytes go straight into our own pool's file.
-`CopyStopped` says that it is over, and that promises: nothing writes to its pages any more. No byte of a page
-crosses the link to the engine.
+`CopyPages` starts a copy over gRPC: the front writes the bytes directly into the pool file of its own engine,
+so no byte of a page crosses the link to the engine. `CopyStopped` reports its end, and guarantees that
+nothing writes to its pages any more.
 
-`StageCopy` starts one that our engine reads in the owner's staging itself: `CopyStaged` names the slots,
-`CopyRead` says that they have been read, `CopyStopped` that the owner has let go of them, and whether they
-were held until then.
+`StageCopy` starts a copy that the engine itself reads from the owner's staging: `CopyStaged` names the slots,
+`CopyRead` reports that the engine has read them, and `CopyStopped` reports that the owner has released them,
+and whether they stayed valid until they were read.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import CopyPages, CopyRead, CopyStaged, CopyStopped, StageCopy, WireFailure
 from kv_transfer.backends.stream import PageWriter
 
-STALL_S = 5.0  # an owner that sends nothing for so long is given up
-ANSWER_S = 8.0  # an owner that has named no slots by then, or not said that they were held, is given up
-READ_S = 30.0  # longer than an owner holds slots: an engine that has not read them by then never will
+STALL_S = 5.0  # the longest pause between two chunks of an owner
+ANSWER_S = 8.0  # in which an owner names the slots, and in which it confirms that they stayed valid
+READ_S = 30.0  # for the engine to read the slots; longer than an owner reserves them
 
 
 class FetchTasks:
@@ -45,19 +45,21 @@ class FetchTasks:
         task.add_done_callback(functools.partial(self._stopped, job, time.monotonic()))
 
     def stop(self, pull: int, number: int | None = None) -> None:
-        """Ends a fetch of a pull, or all of them; each is reported once it has ended."""
+        """Cancels one fetch of a pull (None: all of them); the end of each is reported."""
         for task in [task for (of, n), task in self._running.items() if of == pull and number in (None, n)]:
             task.cancel()
 
     async def close(self) -> None:
-        """Ends everything that runs."""
+        """Cancels all fetches and waits for their ends."""
         running = list(self._running.values())
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
     async def _fetch(self, job: CopyPages, group: KvKind, chunks: AsyncGenerator[memoryview, None]) -> int:
-        """The bytes written. This task alone writes to the pages, and only between two of its waits."""
+        """Writes the chunks; returns the number of bytes. Only this task writes to these pages, and it never
+        awaits in the middle of a write.
+        """
         clock = asyncio.get_running_loop().time
         async with contextlib.aclosing(chunks):
             writer = PageWriter(self._engine.pages(group), job.dst_pages, job.width)
@@ -72,7 +74,7 @@ class FetchTasks:
         return writer.bytes
 
     def _stopped(self, job: CopyPages, began: float, task: asyncio.Task[int]) -> None:
-        """A task that is done writes no more: now the engine may do with the pages what it likes."""
+        """Reports a finished task, which writes no more: the engine may now reuse the pages."""
         del self._running[job.pull, job.number]
         failure = failure_of(task, "a fetch of KV pages")
         moved = 0 if failure else task.result()
@@ -80,7 +82,7 @@ class FetchTasks:
 
 
 def failure_of(task: asyncio.Task[Any], what: str) -> WireFailure | None:
-    """How a copy's task failed, which is done; None if it did not. A defect is logged as one of `what`."""
+    """The failure of a copy's finished task; None if it succeeded. Unexpected errors are logged as `what`."""
     if task.cancelled():
         return WireFailure.of(Cancelled("the pull was given up"))
     error = task.exception()
@@ -95,25 +97,25 @@ class OpenStagings:
         self._running: dict[tuple[int, int], tuple[asyncio.Task[None], asyncio.Event]] = {}
 
     def start(self, job: StageCopy, staging: Staging) -> None:
-        """Asks the owner; every end is reported."""
+        """Opens a call to the owner; every end is reported."""
         read = asyncio.Event()
         task = asyncio.create_task(self._hold(job, staging, read))
         self._running[job.pull, job.number] = task, read
         task.add_done_callback(functools.partial(self._stopped, job, time.monotonic()))
 
     def read(self, event: CopyRead) -> None:
-        """The engine has read the slots. Those that have ended were reported."""
+        """Records that the engine has read the slots. A call that has ended was reported already."""
         if (event.pull, event.number) in self._running:
             self._running[event.pull, event.number][1].set()
 
     def stop(self, pull: int, number: int | None = None) -> None:
-        """Ends one of a pull, or all of them; each is reported once it has ended."""
+        """Cancels one call of a pull (None: all of them); the end of each is reported."""
         for (of, n), (task, _) in list(self._running.items()):
             if of == pull and number in (None, n):
                 task.cancel()
 
     async def close(self) -> None:
-        """Ends everything that runs."""
+        """Cancels all calls and waits for their ends."""
         running = [task for task, _ in self._running.values()]
         for task in running:
             task.cancel()

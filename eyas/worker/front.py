@@ -1,11 +1,12 @@
 """The front half of a worker: gRPC server, streams, health and metrics. Its engine is behind a link.
 
-It chooses the servicers for the worker's roles, and judges the engine by its progress. It computes nothing,
-owns no pages, and never loads torch.
+It selects the servicers for the worker's roles, and monitors the progress of the engine. It runs no model,
+owns no pages, and never imports torch.
 
-A pulse within a step is progress as the end of a step is: how long a step takes says nothing. A silence has
-two bounds. Past the first the engine is late: nothing new is to wait for it, and what it has stays. Past the
-second, several times as long, it stalls: what it has goes elsewhere.
+Both a pulse within a step and the end of a step are progress, so a long step alone is no fault. Time without
+progress has two limits. After the first, the engine is late: the worker refuses new requests, and its current
+ones wait. After the second, several times as long, the engine is stalled: the streams end, and gateways retry
+their requests on another worker.
 """
 
 from __future__ import annotations
@@ -62,14 +63,15 @@ _log = logging.getLogger("eyas.front")
 
 MIN_SILENCE_S = 3.0
 STEPS_OF_SILENCE = 4.0
-STALL = 4.0  # times the first bound
+STALL = 4.0  # the second limit, as a multiple of the first
 
 
 class WorkerFront:
-    """`start` listens (NOT_SERVING); `run` relays until the engine leaves; `drain` lets the engine leave when
-    all accepted requests have ended; `stop` ends all streams.
+    """The front of one worker.
 
-    `ready` resolves to the engine's description once it is loaded.
+    `start` listens (NOT_SERVING); `run` relays until the engine exits; `drain` has the engine exit when all
+    accepted requests have ended; `stop` ends all streams. `ready` resolves to the engine's description once
+    it is loaded.
     """
 
     def __init__(self, config: WorkerConfig, link: FrontLink) -> None:
@@ -84,19 +86,19 @@ class WorkerFront:
         self._adapters: WorkerAdapters | None = None
         if config.engine.max_loras and not config.engine.only_drafts:
             self._adapters = WorkerAdapters(self._engine, config.adapters)
-        self._beginning: asyncio.Task[None] | None = None  # the adapters of the start are loaded
+        self._beginning: asyncio.Task[None] | None = None  # loads the adapters of the command line
         figures, self._registry = CollectorRegistry(), CollectorRegistry()
         self._metrics = WorkerMetrics(figures)
         self._registry.register(ModelName(figures, lambda: self.describe().model))
         self._liveness = EngineLiveness()
-        self._cached: CachedPages | None = None  # once the cache has held a page
+        self._cached: CachedPages | None = None  # set by the first cached page
         self._events = None if config.events is None else KvEventPublisher(config.events)
         self._load = EngineLoad(progress=0, pending=False, running=0, waiting=0, pages_used=0)
         self._open = False  # whether streams are served
         self._serving = False  # whether new requests are accepted too
         self._draining = False
-        self._lagging = False  # the engine: nothing new is accepted
-        self._stalled = False  # for so long that no stream is served
+        self._lagging = False  # past the first limit: no new request is accepted
+        self._stalled = False  # past the second limit: no stream is served
         self._leaving = False
         self.ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
         self._stopped: asyncio.Future[EngineStopped] = asyncio.get_running_loop().create_future()
@@ -115,7 +117,7 @@ class WorkerFront:
     async def start(self) -> str:
         """Binds both ports and listens; returns the worker's address. Raises ConfigError for a taken port."""
         config, host = self._config, self._config.host
-        listen(host, config.port, "port").close()  # says more of what fails than gRPC does
+        listen(host, config.port, "port").close()  # its errors say more than those of gRPC
         self._server = rpc.server()
         services = self._add_services()
         self._health = rpc.HealthService(self._server, services)
@@ -129,7 +131,7 @@ class WorkerFront:
         return self._address
 
     async def run(self) -> None:
-        """Relays until the engine leaves. Raises the error that it failed with, if it did."""
+        """Relays until the engine exits. Raises the engine's error if it failed."""
         async with asyncio.TaskGroup() as tasks:
             parts = [self._relay, self._tick, self._follow]
             if self._events is not None:
@@ -142,13 +144,15 @@ class WorkerFront:
             raise stopped.failure.error()
 
     async def drain(self) -> None:
-        """NOT_SERVING: new requests are refused with UNAVAILABLE. `run` ends when the others have ended."""
+        """NOT_SERVING: refuses new requests with UNAVAILABLE. `run` ends when the accepted ones have
+        ended.
+        """
         self._draining = True
         self._send([DrainEngine()])
         await self._refresh()
 
     async def stop(self) -> None:
-        """NOT_SERVING: streams end with UNAVAILABLE, and the engine gets the call to leave."""
+        """NOT_SERVING: ends all streams with UNAVAILABLE, and sends `ShutdownEngine`."""
         self._leaving = True
         if self._beginning is not None:
             self._beginning.cancel()
@@ -170,7 +174,7 @@ class WorkerFront:
             (
                 info.SERVICE,
                 info.InfoServicer(
-                    self.describe, self._pulls.probes.probe, self._flush, self._news, self._adapters
+                    self.describe, self._pulls.probes.probe, self._flush, self._cache_updates, self._adapters
                 ),
             )
         ]
@@ -191,7 +195,7 @@ class WorkerFront:
     # --- relay ------------------------------------------------------------------------------------------
 
     def describe(self) -> WorkerInfo:
-        """The worker as others see it. Until the engine is loaded: its roles, and that it is starting."""
+        """The description that others read. Until the engine is loaded: only its roles, and `starting`."""
         if not self._engine.is_loaded:
             return WorkerInfo(
                 worker=self._address,
@@ -249,12 +253,12 @@ class WorkerFront:
         while True:
             slept_at = time.monotonic()
             await asyncio.sleep(TICK_S)
-            self._liveness.missed(time.monotonic() - slept_at - TICK_S)  # as of a machine that stood still
+            self._liveness.missed(time.monotonic() - slept_at - TICK_S)  # as of a suspended machine
             await self._refresh()
-            self._show()
+            self._update_metrics()
 
     async def _follow(self) -> None:
-        """Keeps the streams to draft workers and the channels to owners of pages up with the members."""
+        """Updates the streams to draft workers and the channels to owners of pages as members change."""
         while True:
             self._drafts.follow(self._membership.drafters())
             await self._pulls.follow(self._membership.addresses())
@@ -262,15 +266,15 @@ class WorkerFront:
 
     @property
     def stalled(self) -> bool:
-        """Whether the engine has work, and has made no progress for so long that its streams have ended."""
+        """Whether the engine has work, but made no progress until the second limit, so its streams ended."""
         return self._stalled
 
     async def _refresh(self) -> None:
         """Updates health and admission from the engine's state: the only place that changes them."""
         now = time.monotonic()
         self._stalled = self._liveness.stalled(now)
-        self._turn(self._engine.is_loaded and not self._stalled and not self._leaving)
-        self._defer(self._liveness.is_lagging(now))
+        self._set_open(self._engine.is_loaded and not self._stalled and not self._leaving)
+        self._set_lagging(self._liveness.is_lagging(now))
         asleep = self._load.released and not self._load.paused
         closed = self._load.weights.closed
         serving = self._open and not (self._lagging or self._draining or asleep or closed)
@@ -281,8 +285,8 @@ class WorkerFront:
                 _log.info("not serving: it %s", "is draining" if self._draining else "sleeps")
             await self._health.set(serving)
 
-    def _turn(self, open: bool) -> None:
-        """Lets streams in, or ends them."""
+    def _set_open(self, open: bool) -> None:
+        """Accepts streams, or ends them."""
         if open == self._open:
             return
         self._open = open
@@ -294,8 +298,8 @@ class WorkerFront:
         _log.log(logging.WARNING if self._stalled else logging.INFO, "not serving: %s", reason)
         self._engine.fail(Unavailable(f"worker {self._address} stopped serving: {reason}"))
 
-    def _defer(self, lagging: bool) -> None:
-        """Refuses new requests while the engine is late, and leaves those alone that it has."""
+    def _set_lagging(self, lagging: bool) -> None:
+        """Refuses new requests while the engine is late; accepted ones stay."""
         if lagging == self._lagging:
             return
         self._lagging = lagging
@@ -316,7 +320,9 @@ class WorkerFront:
             self._beginning = asyncio.create_task(self._begin_with(self._adapters, ready), name="adapters")
 
     async def _begin_with(self, adapters: WorkerAdapters, ready: EngineReady) -> None:
-        """Serves once the adapters of the start are loaded; where one cannot be, the worker ends."""
+        """Serves once the adapters of the command line are loaded; ends the worker if one cannot be
+        loaded.
+        """
         try:
             await adapters.begin()
         except EyasError as error:
@@ -332,30 +338,33 @@ class WorkerFront:
             self._events.begin(f"kv@{self._address}@{ready.model}")
         self.ready.set_result(ready)
 
-    def _on_cached(self, said: CacheUpdate) -> None:
+    def _on_cached(self, update: CacheUpdate) -> None:
         if self._cached is None:
-            shape = PageShape(said.page_size, said.lookahead)
+            shape = PageShape(update.page_size, update.lookahead)
             self._cached = CachedPages(self._engine.ready.epoch, shape)
-        self._cached.change(said.added, said.dropped, said.host_added, said.host_dropped)
+        self._cached.change(update.added, update.dropped, update.host_added, update.host_dropped)
         if self._events is not None:
-            self._events.publish(said)
+            self._events.publish(update)
 
-    def _news(self, number: int | None) -> CacheNews | None:
-        """Returns the news for the cache's followers. Raises Unavailable, which ends their streams."""
+    def _cache_updates(self, number: int | None) -> CacheNews | None:
+        """The changes of the cache since update `number`; None before the first cached page.
+
+        Raises Unavailable when the worker stops, which ends the streams of its followers.
+        """
         if self._leaving:
             raise Unavailable("the worker is leaving")
         return None if self._cached is None else self._cached.since(number)
 
     async def _flush(self, wait_s: float) -> int:
-        """Pages for drafts alone are in no cache: there is nothing to empty."""
+        """Empties the prefix cache, which an engine that only drafts does not have."""
         return 0 if self._config.engine.only_drafts else await flush(self._engine, wait_s)
 
     def _on_load(self, load: EngineLoad) -> None:
         self._load = load
         self._liveness.saw(load, time.monotonic())
 
-    def _show(self) -> None:
-        """Copies the load to the metrics page. Once per tick is enough: the page is read rarely."""
+    def _update_metrics(self) -> None:
+        """Copies the load to the metrics. Once per tick is enough: the page is read rarely."""
         load = self._load
         self._metrics.paused.set(load.paused)
         self._metrics.asleep.set(bool(load.released))
@@ -412,11 +421,11 @@ class WorkerFront:
 
 
 class EngineLiveness:
-    """The engine's last progress. The caller gives the times, in monotonic seconds.
+    """Decides whether the engine is late or stalled. Callers pass the current time, in monotonic seconds.
 
-    An engine without work is never late. It has work while its last `EngineLoad` says `pending`, and while
-    that has not counted every command sent: an `EngineLoad` may have left before a command arrived. Nothing
-    is expected before `loaded` is called.
+    An engine without work is never late. It has work if its last `EngineLoad` has `pending` set, or counts
+    fewer commands than were sent: it may have been sent before a command arrived. No progress is expected
+    before `loaded` is called.
     """
 
     def __init__(self) -> None:
@@ -424,48 +433,48 @@ class EngineLiveness:
         self._progress = -1
         self._pending = False
         self._sent = 0  # commands sent so far
-        self._heard = 0  # commands that the engine has counted
-        self._since = 0.0  # when it last made progress or had no work
+        self._received = 0  # commands that the engine has counted
+        self._since = 0.0  # when the engine last made progress or had no work
 
     @property
     def stall_s(self) -> float:
-        """The second bound."""
+        """The second limit: after this time without progress, the engine is stalled."""
         return STALL * self.limit_s
 
     def loaded(self, slowest_step_s: float, now: float) -> None:
-        """The engine is loaded: from now on it may be silent for a few of its slowest steps."""
+        """Starts the limits: the engine may take a few of its slowest steps without a report."""
         self.limit_s = max(MIN_SILENCE_S, STEPS_OF_SILENCE * slowest_step_s)
         self._since = now
 
     def sent(self, commands: int, now: float) -> None:
-        """`commands` commands were sent: from now on the engine must make progress."""
-        if not self._owed:
+        """Records that commands were sent: from now on the engine must make progress."""
+        if not self._has_work:
             self._since = now
         self._sent += commands
 
     def saw(self, load: EngineLoad, now: float) -> None:
-        """A `EngineLoad` arrived."""
-        moved = load.progress != self._progress
-        self._progress, self._pending, self._heard = load.progress, load.pending, load.heard
-        if moved or not self._owed:
+        """Records an `EngineLoad`."""
+        progressed = load.progress != self._progress
+        self._progress, self._pending, self._received = load.progress, load.pending, load.heard
+        if progressed or not self._has_work:
             self._since = now
 
     def beat(self, now: float) -> None:
-        """A pulse arrived."""
+        """Records a pulse."""
         self._since = now
 
     def missed(self, seconds: float) -> None:
-        """The caller itself did not run for so long: that counts for nobody's silence."""
+        """Excludes a time in which the front itself did not run."""
         self._since += seconds
 
     def is_lagging(self, now: float) -> bool:
         """Whether the engine has had work without progress for longer than `limit_s`."""
-        return self._owed and now - self._since > self.limit_s
+        return self._has_work and now - self._since > self.limit_s
 
     def stalled(self, now: float) -> bool:
-        """Whether that has lasted longer than `stall_s`."""
-        return self._owed and now - self._since > self.stall_s
+        """Whether the engine has had work without progress for longer than `stall_s`."""
+        return self._has_work and now - self._since > self.stall_s
 
     @property
-    def _owed(self) -> bool:
-        return self._pending or self._heard < self._sent
+    def _has_work(self) -> bool:
+        return self._pending or self._received < self._sent

@@ -1,9 +1,10 @@
-"""Events of a worker's prefix cache, published for routers of others by ZMQ: pages that it gets and loses.
+"""KV cache events: publishes the pages added to and removed from the prefix cache, over ZMQ.
 
-The format is the one that vLLM publishes and that the routers of llm-d and Dynamo read: messages of a PUB
-socket have three frames, topic, number (8 bytes, big-endian) and, in msgpack, [time, [event, ..]]; an event
-is an array that begins with its name. A number that a subscriber misses, and those after it, it gets from a
-ROUTER socket, by asking for it in 8 bytes: each a frame of its number and one of its content; -1 ends them.
+The format is the one that vLLM publishes and that the routers of llm-d and Dynamo read. A message of the PUB
+socket has three frames: topic, sequence number (8 bytes, big-endian) and, in msgpack, [time, [event, ..]]; an
+event is an array that begins with its name. A subscriber that missed messages requests a replay from the
+ROUTER socket with the first missing number in 8 bytes. The replay is one message per number, with a frame for
+the number and one for the content; the number -1 ends it.
 """
 
 from __future__ import annotations
@@ -26,22 +27,23 @@ from eyas.common.page_names import SHORT_BYTES, split, unpacked
 from eyas.engine.ipc.messages import CacheUpdate
 
 MOST_BYTES = 64 << 20
-"""Of messages that are stored for those who missed them."""
+"""The size of the messages that are stored for replays."""
 
-MOST_SENT = 100_000  # messages that wait for a slow subscriber; it misses those after them
-REPLAY_S = 30.0  # in which a subscriber takes what it missed
-TURN = 64  # messages that are sent to it at a time
-FULL_S = 0.01  # until it is tried again to send to one whose queue is full
+MOST_SENT = 100_000  # messages queued per slow subscriber; later ones are dropped
+REPLAY_S = 30.0  # the time limit of a replay
+TURN = 64  # messages of a replay between two yields to the event loop
+FULL_S = 0.01  # between two attempts to send to a subscriber whose queue is full
 _END = (-1).to_bytes(8, "big", signed=True)
 _NONE = bytes(SHORT_BYTES)
-_MEDIUM = "GPU"  # of the pool, whatever the device is
-_HOST = "CPU"  # of the host's memory behind it
+_MEDIUM = "GPU"  # the KV pool, whatever the device is
+_HOST = "CPU"  # the host memory tier
 
 
 class BlockStored(msgspec.Struct, array_like=True, tag=True, frozen=True):
-    """Pages that follow each other, each of `block_size` tokens: their hashes, and that of the one before.
+    """Consecutive pages of `block_size` tokens: their hashes, and the hash of the page before them.
 
-    `extra_keys`: of each page what its hash is made of beside tokens: of a first page, its salt's digest.
+    `extra_keys`, per page: what its hash covers in addition to tokens. A first page has the digest of its
+    salt.
     """
 
     block_hashes: list[int]
@@ -62,22 +64,23 @@ class BlockRemoved(msgspec.Struct, array_like=True, tag=True, frozen=True):
 
 
 class AllBlocksCleared(msgspec.Struct, array_like=True, tag=True, frozen=True):
-    """Nothing is cached: what was said before is of another cache."""
+    """The cache is empty: earlier events no longer apply."""
 
 
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class KvEventBatch(msgspec.Struct, array_like=True, frozen=True):
-    """The events of a message, and when it was made, in seconds since 1970."""
+    """The events of a message, and its time in seconds since 1970."""
 
     ts: float
     events: list[KvEvent]
 
 
 async def _send(answers: zmq.asyncio.Socket, parts: tuple[bytes, ...]) -> None:
-    """Waits while the queue of the one who asked is full. ZMQ itself waits until that of anyone is not, and
-    fails then.
+    """Sends one message, and waits while the queue of its subscriber is full.
+
+    ZMQ's own wait does not suffice: it ends, with an error, when the queue of any other peer has capacity.
     """
     while True:
         try:
@@ -87,28 +90,30 @@ async def _send(answers: zmq.asyncio.Socket, parts: tuple[bytes, ...]) -> None:
             await asyncio.sleep(FULL_S)
 
 
-def events_of(said: CacheUpdate) -> list[KvEvent]:
-    """The events of an engine's message: pages that it lost first, then stretches of new ones."""
+def events_of(update: CacheUpdate) -> list[KvEvent]:
+    """Converts an engine's update to events: first the removed pages, then each run of consecutive new
+    ones.
+    """
     events: list[KvEvent] = []
-    if said.dropped:
-        events.append(BlockRemoved([_hash(name) for name in split(said.dropped)]))
-    names, before, ids = list(split(said.added)), list(split(said.before)), unpacked(said.tokens)
-    salts = list(split(said.salts)) or [_NONE] * len(names)
-    first = 0
-    for place in range(1, len(names) + 1):
-        if place == len(names) or before[place] != names[place - 1]:
-            parent = None if before[first] == _NONE else _hash(before[first])
-            tokens = ids[first * said.page_size : place * said.page_size]
-            others = [None] * (place - first - 1)
-            keys = None if salts[first] == _NONE else [(salts[first].hex(),), *others]
-            hashes = [*map(_hash, names[first:place])]
-            events.append(BlockStored(hashes, parent, tokens, said.page_size, extra_keys=keys))
-            first = place
-    if said.host_dropped:
-        events.append(BlockRemoved([_hash(name) for name in split(said.host_dropped)], _HOST))
-    if said.host_added:  # whose tokens were told with the pool's pages
-        hashes = [_hash(name) for name in split(said.host_added)]
-        events.append(BlockStored(hashes, None, (), said.page_size, medium=_HOST))
+    if update.dropped:
+        events.append(BlockRemoved([_hash(name) for name in split(update.dropped)]))
+    names, before, ids = list(split(update.added)), list(split(update.before)), unpacked(update.tokens)
+    salts = list(split(update.salts)) or [_NONE] * len(names)
+    start = 0
+    for end in range(1, len(names) + 1):
+        if end == len(names) or before[end] != names[end - 1]:
+            parent = None if before[start] == _NONE else _hash(before[start])
+            tokens = ids[start * update.page_size : end * update.page_size]
+            no_keys = [None] * (end - start - 1)
+            keys = None if salts[start] == _NONE else [(salts[start].hex(),), *no_keys]
+            hashes = [*map(_hash, names[start:end])]
+            events.append(BlockStored(hashes, parent, tokens, update.page_size, extra_keys=keys))
+            start = end
+    if update.host_dropped:
+        events.append(BlockRemoved([_hash(name) for name in split(update.host_dropped)], _HOST))
+    if update.host_added:  # their tokens were published with the pages of the pool
+        hashes = [_hash(name) for name in split(update.host_added)]
+        events.append(BlockStored(hashes, None, (), update.page_size, medium=_HOST))
     return events
 
 
@@ -117,13 +122,16 @@ def _hash(name: bytes) -> int:
 
 
 def _is_bound(address: str) -> bool:
-    """Whether this worker binds `address`; it connects to any other one."""
+    """Whether this worker binds `address`, rather than connects to it."""
     host = address.removeprefix("tcp://").rpartition(":")[0]
     return "*" in address or address.startswith("ipc://") or is_unspecified(host)
 
 
 class KvEventPublisher:
-    """The sockets. `publish` never waits. Raises ConfigError, by flag, for an address that cannot be used."""
+    """Owner of the sockets. `publish` never waits.
+
+    Raises ConfigError, which names the flag, for an address that cannot be used.
+    """
 
     def __init__(self, config: KvEventsConfig) -> None:
         self._config, self._topic = config, b""
@@ -134,14 +142,14 @@ class KvEventPublisher:
         bound = _is_bound(config.endpoint)
         self._out = self._sockets.enter_context(self._context.socket(zmq.PUB))
         self._out.set(zmq.SNDHWM, MOST_SENT)
-        self._out.set(zmq.LINGER, 0)  # what a subscriber does not take holds no exit up
+        self._out.set(zmq.LINGER, 0)  # unsent messages do not delay the exit
         self._answers: zmq.asyncio.Socket | None = None
         try:
             self._use("kv-events", config.endpoint, self._out.bind if bound else self._out.connect)
             if config.replay is not None:
                 answers = zmq.asyncio.Context(self._context).socket(zmq.ROUTER)
                 answers.set(zmq.LINGER, 0)
-                answers.set(zmq.ROUTER_MANDATORY, 1)  # a slow reader is waited for, and loses nothing
+                answers.set(zmq.ROUTER_MANDATORY, 1)  # a full queue raises zmq.Again instead of dropping
                 self._answers = self._sockets.enter_context(answers)
                 self._use("kv-events-replay", config.replay, answers.bind)
         except ConfigError:
@@ -161,13 +169,13 @@ class KvEventPublisher:
             raise ConfigError(f"--{flag}: {address} cannot be used: {error.strerror}", param=flag) from error
 
     def begin(self, topic: str) -> None:
-        """The cache is empty. `topic`: of all messages, where none is configured."""
+        """Publishes that the cache is empty. `topic`: of all messages, if the configuration has none."""
         self._topic = (self._config.topic or topic).encode()
         self._send([AllBlocksCleared()])
 
-    def publish(self, said: CacheUpdate) -> None:
-        """Publishes what an engine said."""
-        self._send(events_of(said))
+    def publish(self, update: CacheUpdate) -> None:
+        """Publishes a change of the engine's cache."""
+        self._send(events_of(update))
 
     def _send(self, events: list[KvEvent]) -> None:
         content, number = msgspec.msgpack.encode(KvEventBatch(time.time(), events)), self._next
@@ -179,33 +187,33 @@ class KvEventPublisher:
         self._out.send_multipart((self._topic, number.to_bytes(8, "big"), content))
 
     async def serve(self) -> None:
-        """Answers those who missed something, until it is cancelled."""
+        """Answers requests for replays, until it is cancelled."""
         if self._answers is None:
             return
         while True:
-            who, *question = await self._answers.recv_multipart()
-            with contextlib.suppress(zmq.ZMQError, TimeoutError):  # it has left, or does not read
+            peer, *request = await self._answers.recv_multipart()
+            with contextlib.suppress(zmq.ZMQError, TimeoutError):  # the peer has left, or does not read
                 async with asyncio.timeout(REPLAY_S):
-                    await self._replay(self._answers, who, question)
+                    await self._replay(self._answers, peer, request)
 
-    async def _replay(self, answers: zmq.asyncio.Socket, who: bytes, question: list[bytes]) -> None:
-        messages = self._from(question)
-        while some := list(islice(messages, TURN)):
-            for number, content in some:
-                await _send(answers, (who, b"", number, content))
-            await asyncio.sleep(0)  # which a send that does not wait is not: streams go on
+    async def _replay(self, answers: zmq.asyncio.Socket, peer: bytes, request: list[bytes]) -> None:
+        messages = self._stored_since(request)
+        while batch := list(islice(messages, TURN)):
+            for number, content in batch:
+                await _send(answers, (peer, b"", number, content))
+            await asyncio.sleep(0)  # sends that need not wait never yield to the event loop
 
-    def _from(self, question: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """The stored messages from a number on, and the end; nothing for what is no question."""
-        if len(question) != 2 or question[0] or len(question[1]) != 8:
+    def _stored_since(self, request: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """The stored messages from the requested number on, and the end; nothing for a malformed request."""
+        if len(request) != 2 or request[0] or len(request[1]) != 8:
             return
-        first = int.from_bytes(question[1], "big")
+        first = int.from_bytes(request[1], "big")
         for number, content in list(self._stored):
             if number >= first:
                 yield number.to_bytes(8, "big"), content
         yield _END, b""
 
     def close(self) -> None:
-        """Closes the sockets; what is on its way is lost."""
+        """Closes the sockets; unsent messages are lost."""
         self._sockets.close()
         self._context.term()

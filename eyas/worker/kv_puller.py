@@ -1,13 +1,11 @@
-"""The pulls of this worker's engine, seen from its front, and measurements of the ways that pages take to
-it.
+"""The front's part of KV pulls, and of probes of the links to other workers.
 
-Each pull is a Watch on the worker that owns the pages. Events `OpenPull`, `ReleasePull`, `ReleaseHandle`,
-`ClosePull` become calls, and the owner's answers become `Pull*` commands. With an owner that is new to the
-engine the meaning of pages is compared first. The owners, pages and deadlines of a pull, and the way that its
-bytes take, are the engine's.
+A pull opens a Watch on the worker that owns the pages. The engine's events `OpenPull`, `ReleasePull`,
+`ReleaseHandle` and `ClosePull` become calls, and the owner's answers become `Pull*` commands. The layouts are
+compared before the first pull from an owner. The engine chooses the owners, pages, deadlines and transports.
 
-For a measurement the front meets the owner, asks the engine, and makes the copies that only fronts can. What
-is measured, and how, is the engine's business.
+A probe measures how pages get here from an owner. The front does the handshake and the copies that only
+fronts can make; the engine decides what is measured, and how.
 """
 
 from __future__ import annotations
@@ -51,9 +49,9 @@ from eyas.worker.fetches import FetchTasks, OpenStagings
 from kv_transfer.layout import check_compatible
 
 _log = logging.getLogger("eyas.pulls")
-ANSWER_S = 8.0  # an engine answers within 5 s, and what it is in the middle of
+ANSWER_S = 8.0  # an engine answers within 5 s, after its current step
 ProbeNumber: TypeAlias = int
-"""Copies of a probe have it where others have the number of a pull; it is negative."""
+"""In copies of a probe, it takes the place of the number of a pull; it is negative."""
 
 
 @dataclass(eq=False)
@@ -61,16 +59,16 @@ class _OpenPull:
     number: int
     handle: KvHandle
     attempt: int
-    known: bool  # the owner, to our engine
-    at: str = ""  # the owner's address, once it is found
-    releasing: bool = False  # the verdict is on its way: a Watch that ends now means nothing
+    known: bool  # whether our engine has compared its layout with the owner's
+    address: str = ""  # of the owner, once it is resolved
+    releasing: bool = False  # Release has been called: an end of the Watch is no failure any more
 
 
 class KvPuller:
-    """Owner of the open Watches and fetches, and of the lines for them; made once, before the engine speaks.
+    """Owner of the open Watches and fetches, and of their channels; created before the engine sends events.
 
-    `find` gives the address of a worker by the name in its handles, and raises EyasError unless it is a
-    member of this worker's cluster: no handle makes this worker dial anybody else.
+    `find` resolves a worker's name in a handle to its address. It raises EyasError unless the worker is a
+    member of this cluster, so no handle makes this worker dial another host.
     """
 
     def __init__(
@@ -86,8 +84,8 @@ class KvPuller:
         self._watches: dict[int, tuple[_OpenPull, asyncio.Task[None]]] = {}
         self._releases: set[asyncio.Task[None]] = set()
         engine.on(OpenPull, self._open)
-        engine.on(ReleasePull, self._judge)
-        engine.on(ReleaseHandle, self._release)
+        engine.on(ReleasePull, self._release_pull)
+        engine.on(ReleaseHandle, self._release_handle)
         engine.on(ClosePull, self._close)
         engine.on(CopyPages, self._copy)
         engine.on(StageCopy, self._stage)
@@ -95,7 +93,7 @@ class KvPuller:
         engine.on(StopCopy, self._stop)
 
     async def close(self) -> None:
-        """Ends everything that is open."""
+        """Cancels all Watches, releases and fetches, then closes the channels."""
         tasks = [task for _, task in self._watches.values()] + list(self._releases)
         for task in tasks:
             task.cancel()
@@ -103,8 +101,8 @@ class KvPuller:
         await self._channels.close()
 
     async def follow(self, members: Collection[str]) -> None:
-        """Hang up on workers that are at none of these addresses, unless pages are being pulled from them."""
-        in_use = {*members, *(pull.at for pull, _ in self._watches.values())}
+        """Closes the channels to workers at other addresses, unless pages are being pulled from them."""
+        in_use = {*members, *(pull.address for pull, _ in self._watches.values())}
         unused = [address for address in self._channels if address not in in_use]
         for address in unused:
             self._clients.pop(address, None)
@@ -116,16 +114,16 @@ class KvPuller:
         pull = _OpenPull(event.pull, event.handle, event.attempt, event.known)
         self._watches[pull.number] = (pull, asyncio.create_task(self._watch(pull)))
 
-    def _judge(self, event: ReleasePull) -> None:
-        if event.pull not in self._watches:  # it failed while this event was under way
+    def _release_pull(self, event: ReleasePull) -> None:
+        if event.pull not in self._watches:  # the pull failed before this event arrived
             self._engine.send(PullReleased(event.pull, valid=False))
             return
         pull, _ = self._watches[event.pull]
         pull.releasing = True
-        self._spawn(self._ask_verdict(pull))
+        self._spawn(self._finish_pull(pull))
 
-    def _release(self, event: ReleaseHandle) -> None:
-        self._spawn(self._give_back(event.handle, event.attempt))
+    def _release_handle(self, event: ReleaseHandle) -> None:
+        self._spawn(self._return_pages(event.handle, event.attempt))
 
     def _spawn(self, release: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(release)
@@ -143,10 +141,10 @@ class KvPuller:
         if event.pull < 0:
             self.probes.copy(event)
             return
-        pull = self._watched(event)
+        pull = self._pull_of(event)
         if pull is None:
             return
-        owner = self._client(pull.at)
+        owner = self._client(pull.address)
         if event.proof:
             chunks = owner.fetch_proof(pull.handle.group, pull.handle.epoch, event.pages, event.share)
         else:
@@ -157,18 +155,20 @@ class KvPuller:
         if event.pull < 0:
             self.probes.stage(event)
             return
-        pull = self._watched(event)
+        pull = self._pull_of(event)
         if pull is None:
             return
-        owner = self._client(pull.at)
+        owner = self._client(pull.address)
         if event.proof:
             staging = owner.stage_proof(pull.handle.group, pull.handle.epoch, event.pages, event.share)
         else:
             staging = owner.stage(pull.handle, pull.attempt, event.pages, event.share)
         self._stagings.start(event, staging)
 
-    def _watched(self, event: CopyPages | StageCopy) -> _OpenPull | None:
-        """The pull of a copy; None, and a report of it, if it failed while this event was under way."""
+    def _pull_of(self, event: CopyPages | StageCopy) -> _OpenPull | None:
+        """The pull of a copy. If it failed before this event arrived: None, and the copy is reported
+        failed.
+        """
         if event.pull in self._watches:
             return self._watches[event.pull][0]
         failure = WireFailure.of(TransferFailed("the Watch of this pull has ended"))
@@ -185,7 +185,7 @@ class KvPuller:
         try:
             owner = await self._owner(pull)
             if not pull.known:
-                self._engine.send(PullMet(pull.number, await self._meet(pull.handle, owner)))
+                self._engine.send(PullMet(pull.number, await self._handshake(pull.handle, owner)))
             async with contextlib.aclosing(owner.watch(pull.handle, pull.attempt)) as updates:
                 async for update in updates:
                     if isinstance(update, WatchReady):
@@ -198,7 +198,8 @@ class KvPuller:
                 known = rpc.as_eyas(error, f"the Watch of handle {pull.handle.id}")
                 self._engine.send(PullFailed(pull.number, WireFailure.of(known)))
 
-    async def _ask_verdict(self, pull: _OpenPull) -> None:
+    async def _finish_pull(self, pull: _OpenPull) -> None:
+        """Releases the handle and reports whether its pages were valid until then."""
         try:
             valid = await (await self._owner(pull)).release(pull.handle, pull.attempt)
         except EyasError as error:
@@ -207,27 +208,27 @@ class KvPuller:
         self._close(ClosePull(pull.number))
         self._engine.send(PullReleased(pull.number, valid))
 
-    async def _give_back(self, handle: KvHandle, attempt: int) -> None:
-        """Gives the pages back. If that fails, the owner has them back when the lease ends."""
+    async def _return_pages(self, handle: KvHandle, attempt: int) -> None:
+        """Returns the pages to their owner. If that fails, the owner frees them when the lease expires."""
         try:
             await self._client(await self._find(handle.worker)).give_back(handle, attempt)
         except EyasError as error:
             _log.info("worker %s keeps pages until their lease ends: %s", handle.worker, error)
 
     async def _owner(self, pull: _OpenPull) -> TransferClient:
-        pull.at = pull.at or await self._find(pull.handle.worker)
-        return self._client(pull.at)
+        pull.address = pull.address or await self._find(pull.handle.worker)
+        return self._client(pull.address)
 
     def _client(self, address: str) -> TransferClient:
-        """The client for a worker's channel, as long as that is open."""
+        """The client of the open channel to a worker; a new channel gets a new client."""
         channel, known = self._channels.get(address), self._clients.get(address)
         if known is None or known.channel is not channel:
             known = self._clients[address] = TransferClient(channel, address)
         return known
 
-    async def _meet(self, handle: KvHandle, owner: TransferClient) -> PoolInfo:
-        """Asks the owner for its pool. Raises unless its pages mean the same as ours and are those that it
-        offered.
+    async def _handshake(self, handle: KvHandle, owner: TransferClient) -> PoolInfo:
+        """The owner's pool. Raises EyasError unless its layout is compatible with ours, and the owner is
+        still the process that offered the handle.
         """
         ours = self._engine.ready.pools.get(handle.group)
         if ours is None:
@@ -265,12 +266,12 @@ class LinkProbes:
         self._stagings = stagings
         self._dial = dial
         self._owners: dict[ProbeNumber, _PageOwner] = {}
-        self._turn = asyncio.Lock()  # links that are measured together share what they have
+        self._turn = asyncio.Lock()  # links measured at the same time would share their bandwidth
 
     async def probe(self, name: str) -> list[PageLink]:
-        """How the pages of the worker `name` come here, by its ranks.
+        """Measures the links over which pages of the worker `name` get here, one per rank of it.
 
-        Raises EyasError: why the owner cannot be asked, or its pages are no pages of ours.
+        Raises EyasError if the owner cannot be reached, or its pages are not compatible with ours.
         """
         self._engine.check()
         pools = self._engine.ready.pools
@@ -287,21 +288,23 @@ class LinkProbes:
                 return [await self._measure(name, owner, rank.rank) for rank in theirs.ranks]
 
     def copy(self, job: CopyPages) -> None:
-        """Make a copy that the engine of a probe cannot make itself."""
+        """Makes a copy that the engine of a probe cannot make itself."""
         owner = self._owner(job)
         if owner is not None:
             chunks = owner.client.fetch_proof(owner.group, owner.pool.epoch, job.pages, job.share)
             self._fetches.start(job, owner.group, chunks)
 
     def stage(self, job: StageCopy) -> None:
-        """Have the owner stage what the engine of a probe reads there."""
+        """Stages pages at the owner, where the engine of a probe reads them."""
         owner = self._owner(job)
         if owner is not None:
             staging = owner.client.stage_proof(owner.group, owner.pool.epoch, job.pages, job.share)
             self._stagings.start(job, staging)
 
     def _owner(self, job: CopyPages | StageCopy) -> _PageOwner | None:
-        """None, and a report of it, if the probe ended while this event was under way."""
+        """The owner that is probed. If the probe ended before this event arrived: None, and the copy is
+        reported failed.
+        """
         owner = self._owners.get(job.pull)
         if owner is None:
             failure = WireFailure.of(TransferFailed("this probe has ended"))

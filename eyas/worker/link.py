@@ -1,8 +1,8 @@
 """The link between a front and its engine: batches of commands down, batches of events up.
 
-`ZmqFront` and `ZmqEngine` join two processes. What is on a link sees its interface alone: `FrontLink`, and
+`ZmqFront` and `ZmqEngine` connect two processes. Their users see only the interfaces `FrontLink` and
 `eyas.engine.ipc.link.EngineLink`. `send` never waits on either side: admission bounds the requests in flight,
-and the front watches the engine's progress.
+and the front monitors the engine's progress.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import zmq
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import Command, Event
 
-RECONNECT_MS = 600_000  # by then an engine without its front is long gone
+RECONNECT_MS = 600_000  # an engine without its front ends long before that
 
 _COMMANDS = msgspec.msgpack.Decoder(list[Command])
 _EVENTS = msgspec.msgpack.Decoder(list[Event])
@@ -48,15 +48,15 @@ def _socket(context: zmq.SyncContext) -> zmq.SyncSocket:
 
 
 def new_endpoint() -> str:
-    """A new address in Linux's abstract namespace, so without a file: it disappears with its owner."""
+    """A new address in Linux's abstract namespace: it has no file, and disappears with its owner."""
     return f"ipc://@eyas-{secrets.token_hex(16)}"
 
 
 class ZmqFront:
     """Binds `endpoint`, to which only processes of this user can connect.
 
-    The event loop watches the socket's descriptor: zmq's own asyncio layer would cost more than everything
-    else that the front does per step.
+    The event loop polls the socket's descriptor directly: zmq's own asyncio layer would cost more than all
+    other work of the front per step.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -68,25 +68,25 @@ class ZmqFront:
         self._unsent: deque[bytes] = deque()  # batches wait here only until the engine has connected
         self._events: asyncio.Queue[list[Event]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket.FD, self._look)
+        self._loop.add_reader(self._socket.FD, self._transfer)
 
     def send(self, commands: Sequence[Command]) -> None:
         """Queues the commands and sends as many as the socket takes; never blocks."""
         self._unsent.append(self._encoder.encode(commands))
-        self._look()
+        self._transfer()
 
     async def recv(self) -> list[Event]:
         """Waits for the engine's next events."""
         return await self._events.get()
 
     def close(self) -> None:
-        """Closes the socket; batches that have not left get half a second."""
+        """Closes the socket; unsent batches get half a second."""
         self._loop.remove_reader(self._socket.FD)
         self._socket.close()
         self._context.term()
 
-    def _look(self) -> None:
-        """Sends and takes everything that it can: the descriptor tells only of changes after that."""
+    def _transfer(self) -> None:
+        """Sends and receives until the socket would block: the descriptor only signals later changes."""
         while ready := int(self._socket.get(zmq.EVENTS)) & (
             zmq.POLLIN | (zmq.POLLOUT if self._unsent else 0)
         ):
@@ -101,7 +101,7 @@ class ZmqFront:
 class ZmqEngine(EngineLink):
     """Connects to the front's `endpoint`, which is bound already, and never reconnects.
 
-    Fronts do not return, and a process that took the name of a dead one must not hear the engine.
+    Fronts do not restart, and another process that reuses the name of a dead one must not receive events.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -126,6 +126,6 @@ class ZmqEngine(EngineLink):
             self._socket.send(self._encoder.encode(events))
 
     def close(self) -> None:
-        """Closes the socket; events that have not left get half a second."""
+        """Closes the socket; unsent events get half a second."""
         self._socket.close()
         self._context.term()

@@ -1,7 +1,8 @@
-"""A worker's place in its cluster: its own key in the registry, and the other workers that it may dial.
+"""The cluster membership of a worker: its own registry entry, and the other workers that it may dial.
 
-Addresses come from the registry, which the command line names, and never from a request. It chooses the draft
-workers that fit this worker; `decode_svc.drafts` talks to them, and `kv_puller` to the owners of pages.
+Addresses come only from the registry, which the command line names, and never from a request. This module
+selects the draft workers for this worker; `decode_svc.drafts` connects to them, and `kv_puller` to the owners
+of pages.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from eyas.common.wire.clients import InfoClient
 
 NEWS_S = 3.0  # after this time, every member knows a new worker
 LOOK_S = 0.1
-ASK_S = 1.0  # an address that is asked once whether this worker is there
+ASK_S = 1.0  # the timeout of a call for the name of the worker at an address
 
 _log = logging.getLogger("eyas.membership")
 
@@ -47,7 +48,7 @@ class ClusterMembership:
     async def start(self) -> None:
         """Publishes this worker (redis only) and starts to follow the other members.
 
-        The worker's server runs already. A list that leaves this worker out is logged.
+        Call it after the worker's server has started. Warns if the list of members lacks this worker.
         """
         roles = set(self._config.engine.roles)
         if self._presence:
@@ -57,20 +58,20 @@ class ClusterMembership:
             if self._alone and Role.PREFILL not in roles:
                 _log.warning("no --registry names others: this worker pulls no KV pages, and has no drafter")
         if not self._presence and not self._alone:
-            await self._look_for_itself()
+            await self._warn_if_unlisted()
 
-    async def _look_for_itself(self) -> None:
-        """Warns of a list without this worker, which may stand there by another address than its own."""
+    async def _warn_if_unlisted(self) -> None:
+        """Warns if the list lacks this worker, which may be listed by another address than its own."""
         own, addresses = self._describe().worker, listed(self._config.registry)
         if own not in addresses and own not in await asyncio.gather(*map(self._name_at, addresses)):
             _log.warning("--registry leaves out this worker, %s: a gateway with this list never asks it", own)
 
     async def _name_at(self, address: str) -> str:
-        """How the worker at an address calls itself; "" if none answers."""
+        """The name that the worker at an address reports; "" if none answers."""
         async with self._dial(address) as channel:
             try:
                 return (await InfoClient(channel).info(ASK_S)).worker
-            except Exception:  # whatever answers there: following the members tells what is wrong with it
+            except Exception:  # the follower of the members reports what is wrong with this address
                 return ""
 
     async def close(self) -> None:
@@ -90,9 +91,9 @@ class ClusterMembership:
         return [info.worker for info in self._members.workers() if self._may_draft(info)]
 
     async def find(self, name: str) -> str:
-        """The address of the member that calls itself `name`. Waits up to NEWS_S for a new one.
+        """The address of the member with the name `name`. Waits up to NEWS_S for a new member.
 
-        Raises TransferFailed if there is none.
+        Raises TransferFailed if no member has this name.
         """
         if self._alone:
             raise TransferFailed(f"no --registry names worker {name}, so it is not dialled")
@@ -104,7 +105,7 @@ class ClusterMembership:
         return address
 
     def _may_draft(self, info: WorkerInfo) -> bool:
-        """Whether the worker only drafts (others draft for themselves only) and has our model and head."""
+        """Whether the worker is a draft worker (others draft only for themselves) with our model and head."""
         own = self._describe()
         models = own.fingerprint, own.draft_fingerprint
         return not info.runs_target and (info.fingerprint, info.draft_fingerprint) == models

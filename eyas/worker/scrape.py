@@ -1,4 +1,4 @@
-"""A worker's /metrics: a page per connection, written by a thread of its own beside the event loop."""
+"""The /metrics server of a worker: one page per connection, served by threads outside the event loop."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class _Page(WSGIRequestHandler):
 
 
 class MetricsServer(ThreadingMixIn, WSGIServer):
-    """Serves a registry's page. `shutdown` and `server_close` end it."""
+    """Serves the metrics of a registry until `shutdown` and `server_close` are called."""
 
     daemon_threads = True
 
     def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
-        """It serves from now on. Raises ConfigError, which names the flag, for a port that cannot be used."""
+        """Starts to serve. Raises ConfigError, which names the flag, for a port that cannot be used."""
         listening = listen(host, port, "metrics-port")
         super().__init__(listening.getsockname(), _Page, bind_and_activate=False)
-        self.socket.close()  # its own one, which listens nowhere
+        self.socket.close()  # the base class's own socket, which is not bound
         self.socket = listening
         self.server_name, self.server_port = listening.getsockname()[:2]
         self.setup_environ()
@@ -43,12 +43,12 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         threading.Thread(target=self.serve_forever, name="metrics", daemon=True).start()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serves a connection, for which the oldest makes room."""
+        """Serves a connection; closes the oldest one if there are too many."""
         with self._lock:
             self._connections.append(request)
             oldest = self._connections.pop(0) if len(self._connections) > MOST_CONNECTIONS else None
         if oldest is not None:
-            with contextlib.suppress(OSError):  # its thread, which reads nothing more, closes it
+            with contextlib.suppress(OSError):  # its thread then reads the end, and closes it
                 oldest.shutdown(socket.SHUT_RDWR)
         super().process_request(request, client_address)
 
@@ -59,4 +59,4 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A caller that says nothing, or leaves, is no error of the worker's."""
+        """Ignores the error: a client that is silent or disconnects is no fault of the worker."""

@@ -1,6 +1,6 @@
-"""A worker: a front in this process and its engine in another. They live and die together.
+"""The composition root of `eyas worker`: a front in this process and its engine in another.
 
-The composition root of `eyas worker`.
+When one of the two ends, so does the other.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ LAST_MESSAGE_S = 0.5  # time for a dead engine's last message to arrive
 EngineMain = Callable[[EngineConfig, str], None]
 
 
-HANG_S = 60.0  # of looks in a row that find the engine stalled
-LOOK_S = 0.5
+HANG_S = 60.0  # of consecutive polls that see the engine stalled
+LOOK_S = 0.5  # between two polls
 
 
-# Gives up an engine that has work, makes no progress, and is held by nothing. A front tells soon that its
-# engine is late, and requests wait for it. One that hangs for good must end: only a process that has ended is
-# started again. `liveness` says what progress is.
+# A front reports soon that its engine is late, and requests wait for it. An engine that hangs must end, since
+# a supervisor only restarts a process that has ended. `EngineLiveness` defines progress.
 async def hung(stalls: Callable[[], bool], pid: int) -> NoReturn:
     """Waits until the engine, of process `pid`, has stalled for HANG_S; then raises Unavailable.
 
-    Looks are counted and not the clock: a machine that slept has no engine that hangs.
+    A process that is stopped or traced does not count as stalled. Polls are counted, rather than time
+    measured: a machine that was suspended has no engine that hangs.
     """
-    looks = 0
-    while looks * LOOK_S < HANG_S:
+    polls = 0
+    while polls * LOOK_S < HANG_S:
         await asyncio.sleep(LOOK_S)
-        looks = looks + 1 if stalls() and not is_traced(pid) else 0
+        polls = polls + 1 if stalls() and not is_traced(pid) else 0
     raise Unavailable(f"the engine hangs: it has work, and made no progress for {HANG_S:.0f} s")
 
 
 def is_traced(pid: int) -> bool:
-    """Whether a signal has stopped the process, or a debugger traces it; False where nothing tells."""
+    """Whether a signal has stopped the process, or a debugger traces it; False if that is unknown."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -70,10 +70,11 @@ def run_worker(
 ) -> None:
     """Serves until SIGINT or SIGTERM; then accepted requests have `drain_s` seconds to finish.
 
-    A second signal, or SIGHUP, ends it at once. Raises EyasError if the engine cannot start, dies or hangs.
+    A second signal, or SIGHUP, ends it immediately. Raises EyasError if the engine cannot start, dies or
+    hangs.
 
-    `engine` is the function that the engine process runs, with its config and the link's endpoint. `process`:
-    where; None: in a new one. It is dead at the end.
+    `engine` is the function that the engine process runs, with its config and the link's endpoint. `process`
+    is that process (None: a new one), which is killed at the end.
     """
     eyas_logging.setup("worker", config.engine.log_format, config.engine.log_level)
     raise_limit()
@@ -92,9 +93,9 @@ async def _run(config: WorkerConfig, engine: EngineMain, spawned: EngineProcess)
         try:
             if config.port:
                 process.start(config.address)
-            from eyas.worker.front import WorkerFront  # half a second: the engine's process imports meanwhile
+            from eyas.worker.front import WorkerFront  # takes half a second, while the engine imports too
 
-            await asyncio.sleep(0)  # raises what a Ctrl-C meanwhile has asked for
+            await asyncio.sleep(0)  # raises CancelledError if Ctrl-C was pressed during the import
             front = WorkerFront(config, link)
             address = await front.start()
         except BaseException:
@@ -122,7 +123,7 @@ async def _run(config: WorkerConfig, engine: EngineMain, spawned: EngineProcess)
 
 
 async def _drain_on_signal(front: WorkerFront, drain_s: float) -> None:
-    """Returns when the worker must end. (An engine that has drained earlier ends the worker first.)"""
+    """Returns when the worker must end. (An engine that has drained before that ends the worker itself.)"""
     leave = StopSignals()
     await leave.requested.wait()
     if front.ready.done() and not leave.now.is_set():
@@ -140,7 +141,7 @@ async def _load(front: WorkerFront, halves: list[asyncio.Task[None]]) -> None:
 
 
 async def _first(parts: Sequence[asyncio.Future[Any]]) -> None:
-    """Waits until one of them ends; raises its error."""
+    """Waits until one of `parts` ends; raises its error."""
     done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
     for part in done:
         part.result()
@@ -153,12 +154,12 @@ def _announce(config: WorkerConfig, address: str, front: WorkerFront, seconds: f
 
 
 class _EngineHalf:
-    """The engine's half: what it runs, and how the front hears of its end."""
+    """The engine process of a worker: starts the engine in it, and reports its end."""
 
     def __init__(
         self, engine: EngineMain, config: WorkerConfig, endpoint: str, process: EngineProcess
     ) -> None:
-        """`endpoint`: of its link."""
+        """`endpoint`: the address of the link."""
         self._engine = engine
         self._config = config
         self._endpoint = endpoint
@@ -167,7 +168,7 @@ class _EngineHalf:
         self._loop = asyncio.get_running_loop()
 
     def start(self, address: str) -> None:
-        """Lets the process run the engine; `address`: the worker's."""
+        """Runs the engine in the process; `address`: of the worker."""
         config = self._config
         spec = dataclasses.replace(config.engine, worker=address, encrypted=config.tls_dir is not None)
         self._process.run(self._engine, spec, self._endpoint)
@@ -189,13 +190,13 @@ class _EngineHalf:
         raise Unavailable(f"the engine process ended with code {self._process.exit_code()}")
 
     async def leave(self) -> None:
-        """Waits for a process that shall leave, then kills it; removes the files that it left."""
+        """Waits for the process to exit, kills it after LEAVE_S, and removes the files that it left."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_S):
                 await self._ended.wait()
         self.kill()
 
     def kill(self) -> None:
-        """Ends it now, if it has not left, and removes what it left."""
+        """Kills the process, if it still runs, and removes the files that it left."""
         self._process.kill(LEAVE_S)
         sweep(Path(self._config.engine.pool_dir))

@@ -87,7 +87,7 @@ class RealWorker:
     async def idle(self) -> None:
         """Until every command was heard, and nothing is held but what the prefix cache keeps."""
         async with asyncio.timeout(30):
-            while self.front._liveness._owed or self._holds():
+            while self.front._liveness._has_work or self._holds():
                 await asyncio.sleep(0.02)
 
     def _holds(self) -> bool:

@@ -112,7 +112,7 @@ async def test_a_channel_is_agreed_on_and_shown_and_its_end_costs_no_token(
             sent = dict(decode.engine._drafting.sent)
             assert sent[GRPC] >= 1 and sent[SHM] > (2 if killed else 10)
             assert decode.engine._drafting.missed_rounds <= 1
-            decode.front._show()
+            decode.front._update_metrics()
             labels = '{model_name="target",path="shm"}'
             assert f"eyas_draft_commits_total{labels} {float(sent[SHM])}" in page(decode)
             assert killed == (not decode.engine._drafting.drafter._head._channels._channels)
