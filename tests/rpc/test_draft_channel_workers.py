@@ -94,7 +94,7 @@ async def test_a_channel_is_agreed_on_and_shown_and_its_end_costs_no_token(
 ) -> None:
     config, pools = tiny_config(tmp_path / "models"), tmp_path / "p"  # short: it holds a socket
     (expected,) = await alone(config, tmp_path / "alone", ASKED)
-    monkeypatch.setattr(DraftWait, "draft_wait_s", 5.0)  # a wait for one who is gone would show
+    monkeypatch.setattr(DraftWait, "seconds", 5.0)  # a wait for one who is gone would show
     async with drafter(config, pools) as draft:
         registry = f"static:{draft.address}"
         start = real_worker(config, Role.DECODE, registry=registry, pool_dir=str(pools))

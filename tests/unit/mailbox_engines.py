@@ -72,7 +72,7 @@ def own_gpus(monkeypatch: pytest.MonkeyPatch) -> list[FakeDriver]:
     monkeypatch.setattr(build, "gpu_of", gpu_of)
     monkeypatch.setattr(draft_channels, "gpu_of", gpu_of)
     monkeypatch.setattr(device_build, "from_gpu_to_gpu", by_name)
-    monkeypatch.setattr(DraftWait, "draft_wait_s", PATIENCE_S / 3)
+    monkeypatch.setattr(DraftWait, "seconds", PATIENCE_S / 3)
     monkeypatch.setattr(row_ring, "LOOKS", 32)  # an interpreted one takes long
     return made
 

@@ -26,7 +26,7 @@ def apart(plain: EngineConfig, *, device_drafter: bool = False) -> tuple[EngineC
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """An interpreted step has run when it is launched: it seems to take no time, so none bears waiting."""
-    monkeypatch.setattr(DraftWait, "draft_wait_s", PATIENCE_S / 3)
+    monkeypatch.setattr(DraftWait, "seconds", PATIENCE_S / 3)
 
 
 def rounds_with_drafts(results: list[Result]) -> tuple[int, int]:
