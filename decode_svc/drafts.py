@@ -2,7 +2,8 @@
 
 Batches go up and proposals come down; no call waits. Sequences whose batch cannot be sent are reported to the
 engine as closed, and it may open them again: losing a draft worker costs speed only. An empty `DraftDown`
-tells the engine that a draft worker is connected. What goes by a channel of the engines is not seen here.
+reports to the engine that a draft worker is connected. Messages over a direct channel between the engines do
+not pass through this module.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from protos import draft_pb2, draft_pb2_grpc
 
 MAX_QUEUED = 64  # batches: about as many steps
 CONNECT_S = 5.0
-BACKOFF_S = 0.2  # doubles up to
+BACKOFF_S = 0.2  # the first one; each further one doubles, up to MAX_BACKOFF_S
 MAX_BACKOFF_S = 1.0
 _log = logging.getLogger("eyas.drafts")
 
@@ -49,7 +50,7 @@ class DraftStreams:
         engine.on(DraftUp, self._post)
 
     def follow(self, workers: Iterable[str]) -> None:
-        """Keep a stream to each of these draft workers, and to no other."""
+        """Opens a stream to each of these draft workers, and ends all others."""
         targets = set(workers)
         for worker in self._streams.keys() - targets:
             self._end(self._streams.pop(worker))
@@ -62,7 +63,7 @@ class DraftStreams:
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def _post(self, up: DraftUp) -> None:
-        if stream := self._streams.get(up.worker):  # else the engine gets the stream's end
+        if stream := self._streams.get(up.worker):  # else the stream's end is reported to the engine
             stream.post(up)
 
     def _end(self, stream: _DraftStream) -> None:
@@ -72,7 +73,7 @@ class DraftStreams:
 
 
 class _DraftStream:
-    """One draft worker: down until it answers, and again whenever the stream ends."""
+    """The stream to one draft worker, which is down until the worker answers, and after each disconnect."""
 
     def __init__(self, engine: EngineClient, worker: str, dial: rpc.Dial) -> None:
         self._engine = engine
@@ -81,22 +82,22 @@ class _DraftStream:
         self._queue: deque[draft_pb2.DraftServiceSessionRequest] = deque()
         self._posted = asyncio.Event()
         self._down = True
-        self._owed: list[DraftClose] = []  # of dropped batches: still to be sent, as is
-        self._offer: DraftChannel | None = None  # the engine makes it once for as long as this is up
+        self._unsent_closes: list[DraftClose] = []  # of dropped batches; the next batch carries them
+        self._unsent_channel: DraftChannel | None = None  # the engine offers it only once per connection
         self.task = asyncio.create_task(self._run())
 
     def post(self, up: DraftUp) -> None:
         if self._down:
             self._report(up, "the draft worker is down")
         elif len(self._queue) >= MAX_QUEUED:
-            # The engine learns that these sequences are closed, and does not close them itself.
-            self._owed += [*up.closes, *(DraftClose(c.seq, c.generation) for c in up.commits)]
-            self._offer = up.channel or self._offer
+            # The engine receives these sequences as closed, so it sends no `DraftClose` for them itself.
+            self._unsent_closes += [*up.closes, *(DraftClose(c.seq, c.generation) for c in up.commits)]
+            self._unsent_channel = up.channel or self._unsent_channel
             self._report(up, "the draft worker is behind")
         else:
-            up = msgspec.structs.replace(up, channel=up.channel or self._offer)
-            self._queue.append(_up_to_pb(up, self._owed))
-            self._owed, self._offer = [], None
+            up = msgspec.structs.replace(up, channel=up.channel or self._unsent_channel)
+            self._queue.append(_up_to_pb(up, self._unsent_closes))
+            self._unsent_closes, self._unsent_channel = [], None
             self._posted.set()
 
     def _report(self, up: DraftUp, reason: str) -> None:
@@ -113,7 +114,7 @@ class _DraftStream:
         self._engine.send(DraftDown(proposals, closed, no_channel, worker=self._worker))
 
     async def _run(self) -> None:
-        """Runs until it is cancelled, which means that the worker is not wanted any more."""
+        """Runs until it is cancelled, when the worker is no drafter for this engine any more."""
         async with self._dial(self._worker) as channel:
             try:
                 await self._reconnect(channel)
@@ -137,16 +138,18 @@ class _DraftStream:
             await asyncio.sleep(backoff)
 
     def _mark_down(self, reason: str) -> None:
-        """The stream has broken, and all its sequences are lost. The engine gets one message per break."""
+        """Reports the end of the stream, and of all its sequences, once per disconnect."""
         self._queue.clear()
-        self._owed, self._offer = [], None
+        self._unsent_closes, self._unsent_channel = [], None
         if not self._down:
             _log.warning("draft worker %s: %s", self._worker, reason)
             self._down = True
             self._send_down(closed=(DraftClosed(0, 0, f"draft worker {self._worker}: {reason}"),))
 
     async def _exchange(self, channel: grpc.aio.Channel) -> None:
-        """One stream, until it ends. Raises TimeoutError if it cannot be opened, AioRpcError if it breaks."""
+        """Runs one stream until it ends. Raises TimeoutError if it cannot be opened, AioRpcError if it
+        breaks.
+        """
         async with asyncio.timeout(CONNECT_S):
             await channel.channel_ready()
         call = draft_pb2_grpc.DraftServiceStub(channel).Session()
@@ -156,7 +159,7 @@ class _DraftStream:
         try:
             async with asyncio.timeout(CONNECT_S):
                 headers = await call.initial_metadata()
-            if rpc.PEER in dict(headers):  # else it refused the call: the loop below raises that
+            if rpc.PEER in dict(headers):  # else the worker refused the call, which the loop below raises
                 self._down = False
                 self._send_down()
             async for pb in call:
@@ -168,7 +171,9 @@ class _DraftStream:
             call.cancel()
 
     async def _write_to(self, call: grpc.aio.StreamStreamCall) -> None:
-        """Ends with the call. A failed write needs no report: the reader gets the same error."""
+        """Writes queued batches until the call ends. A failed write is not reported: the reader gets the same
+        error.
+        """
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while True:
                 while self._queue:
@@ -177,11 +182,11 @@ class _DraftStream:
                 await self._posted.wait()
 
 
-def _up_to_pb(up: DraftUp, owed: list[DraftClose]) -> draft_pb2.DraftServiceSessionRequest:
+def _up_to_pb(up: DraftUp, unsent_closes: list[DraftClose]) -> draft_pb2.DraftServiceSessionRequest:
     return draft_pb2.DraftServiceSessionRequest(
         opens=[_open_to_pb(o) for o in up.opens],
         commits=[_commit_to_pb(c) for c in up.commits],
-        closes=[draft_pb2.DraftClose(**msgspec.structs.asdict(close)) for close in (*owed, *up.closes)],
+        closes=[draft_pb2.DraftClose(**msgspec.structs.asdict(c)) for c in (*unsent_closes, *up.closes)],
         channel=draft_pb2.DraftChannel(**msgspec.structs.asdict(up.channel)) if up.channel else None,
     )
 
@@ -202,7 +207,7 @@ def _open_to_pb(open: DraftOpen) -> draft_pb2.DraftOpen:
 
 def _commit_to_pb(commit: DraftCommit) -> draft_pb2.DraftCommit:
     fields = msgspec.structs.asdict(commit)
-    del fields["place"]  # rows whose features do not come by this stream have one
+    del fields["place"]  # only used for features that are sent over a direct channel
     return draft_pb2.DraftCommit(**fields)
 
 

@@ -38,7 +38,7 @@ from protos import decode_pb2, decode_pb2_grpc
 
 SERVICE = "eyas.internal.v1.DecodeService"
 HEARTBEAT_S = 1.0
-MAX_BUFFERED = 1024  # messages a gateway may be behind
+MAX_BUFFERED = 1024  # messages that a gateway has not read yet
 MAX_REQUESTS = 4096  # unfinished in one Session
 
 _log = logging.getLogger("eyas.decode")
@@ -62,10 +62,10 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[mis
     async def Session(
         self, request_iterator: AsyncIterator[decode_pb2.DecodeServiceSessionRequest], context: Context
     ) -> AsyncIterator[decode_pb2.DecodeServiceSessionResponse]:
-        """Heartbeats, and what the engine says of the requests that the gateway submits on this stream.
+        """Streams heartbeats, and the engine's events for the requests that the gateway submits.
 
-        Its end cancels them. Raises InvalidRequest for a message of an unknown kind, Overloaded if the
-        gateway reads too slowly, and what the engine stopped with.
+        The end of the stream cancels them. Raises InvalidRequest for a message of an unknown kind, Overloaded
+        if the gateway reads too slowly, and the engine's error if it stops.
         """
         session = _DecodeStream(self._engine, self._describe)
         tasks = [
@@ -82,7 +82,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[mis
 
 
 class _DecodeStream:
-    """The requests of one stream. `buffer` holds what goes down; None in it is the end."""
+    """The requests of one stream. `buffer` holds the messages to the gateway; None in it ends the stream."""
 
     def __init__(self, engine: EngineClient, describe: Callable[[], WorkerInfo]) -> None:
         self._engine = engine
@@ -125,7 +125,7 @@ class _DecodeStream:
         try:
             request = convert.request_from_pb(submit.request, self._engine.context_length)
         except (InvalidRequest, Unavailable) as error:
-            self._put_beat()  # first: a caller that is refused then knows that the worker is late, and waits
+            self._put_beat()  # before the rejection, so that the gateway knows why: the worker may be late
             self._reject(submit.request.id, submit.attempt, error)
             return
         id = self._id(request.id)
@@ -140,19 +140,21 @@ class _DecodeStream:
         self._engine.send(SubmitGeneration(msgspec.structs.replace(request, id=id), submit.attempt, attach))
 
     def _attach(self, attach: decode_pb2.Attach) -> None:
-        """Passed on for requests of this Session only: the engine gives an ended one's handles back."""
+        """Forwards handles to the engine, for requests of this Session only. The engine releases the handles
+        of requests that have ended.
+        """
         id = self._id(attach.id)
         if id in self._alive or id in self._ended:
             try:
                 handles = convert.handles_from_pb(attach.handles)
                 first_tokens = convert.first_tokens_from_pb(attach.first_tokens)
-            except InvalidRequest as error:  # of a newer caller: its other requests go on
+            except InvalidRequest as error:  # as from a newer gateway: its other requests continue
                 self._fail(attach, error)
             else:
                 self._engine.send(AttachKv(id, attach.attempt, handles, first_tokens))
 
     def _fail(self, attach: decode_pb2.Attach, error: EyasError) -> None:
-        """Ends a request whose pages cannot be named, here and for the gateway."""
+        """Cancels a request whose handles are invalid, and reports it failed to the gateway."""
         id = self._id(attach.id)
         if id in self._alive:
             self._forget(id, None)
@@ -165,12 +167,12 @@ class _DecodeStream:
         return engine_id(self._number, id)
 
     def _forget(self, id: str, choice: int | None) -> None:
-        """A choice, or (None) the whole request, has ended."""
-        left = self._alive.get(id)
-        if left is None:
+        """Records that a choice, or (None) the whole request, has ended."""
+        unfinished = self._alive.get(id)
+        if unfinished is None:
             return
-        left.discard(choice) if choice is not None else left.clear()
-        if not left:
+        unfinished.discard(choice) if choice is not None else unfinished.clear()
+        if not unfinished:
             del self._alive[id]
             self._end(id)
 
@@ -187,7 +189,7 @@ class _DecodeStream:
                 self._put_beat()
                 await asyncio.sleep(HEARTBEAT_S)
         except Exception as error:
-            self.buffer.end(error)  # a Session without heartbeats would be taken for a dead worker's
+            self.buffer.end(error)  # without heartbeats, the gateway would consider the worker dead
 
     def _put_beat(self) -> None:
         beat = _heartbeat(self._describe())

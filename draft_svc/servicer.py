@@ -30,7 +30,7 @@ from eyas.engine.ipc.messages import (
 from protos import draft_pb2, draft_pb2_grpc
 
 SERVICE = "eyas.internal.v1.DraftService"
-MAX_BUFFERED = 256  # batches a decode engine may be behind
+MAX_BUFFERED = 256  # batches that a decode engine has not read yet
 
 Context: TypeAlias = grpc.aio.ServicerContext[
     draft_pb2.DraftServiceSessionRequest, draft_pb2.DraftServiceSessionResponse
@@ -38,7 +38,7 @@ Context: TypeAlias = grpc.aio.ServicerContext[
 
 
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):  # type: ignore[misc]
-    """The service over one engine; the engine stays its owner's."""
+    """The service over one engine, which it does not own."""
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
@@ -50,14 +50,15 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):  # type: ignore[misc]
     async def Session(
         self, request_iterator: AsyncIterator[draft_pb2.DraftServiceSessionRequest], context: Context
     ) -> AsyncIterator[draft_pb2.DraftServiceSessionResponse]:
-        """Proposals and closed sequences, until the decode engine ends its side. Raises what the engine
-        stopped with; Overloaded if the decode engine reads too slowly.
+        """Streams proposals and closed sequences, until the decode engine ends its side.
+
+        Raises this engine's error if it stops, and Overloaded if the decode engine reads too slowly.
         """
         buffer: StreamBuffer[DraftDown | EngineStopped | None] = StreamBuffer(MAX_BUFFERED)
         peer = self._engine.open(buffer.put)
         reader = asyncio.create_task(self._read(request_iterator, peer, buffer))
         try:
-            # These headers prove that the drafter listens: the decode side counts it as down without them.
+            # The decode worker considers the drafter down until it receives these headers.
             await context.send_initial_metadata(((rpc.PEER, str(peer)),))
             while (event := await buffer.get()) is not None:
                 match event:

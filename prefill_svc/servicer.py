@@ -1,4 +1,4 @@
-"""`PrefillService`: one server stream reports on one prompt: it is queued, has started, is done.
+"""`PrefillService`: one server stream per prompt, which reports that it is admitted, has started, is done.
 
 It translates messages; the engine queues and computes prompts and offers their pages. A stream that ends
 early cancels its prompt, and `Cancel` ends a stream early.
@@ -42,7 +42,7 @@ Context: TypeAlias = grpc.aio.ServicerContext[prefill_pb2.PrefillRequest, prefil
 
 
 class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):  # type: ignore[misc]
-    """The service over one engine; the engine stays its owner's."""
+    """The service over one engine, which it does not own."""
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
@@ -55,7 +55,9 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):  # type: ignore[
     async def Prefill(
         self, request: prefill_pb2.PrefillRequest, context: Context
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
-        """Admitted, started, done. Raises what the engine refused or failed with; DeadlineExceeded."""
+        """Streams admitted, started, done. Raises the engine's error if it rejects the prompt or fails;
+        DeadlineExceeded.
+        """
         generation = convert.request_from_pb(request.request, self._engine.context_length)
         log_request(_log, generation, request.attempt)
         deadline = asyncio.get_running_loop().time() + generation.timeout_s
@@ -63,31 +65,31 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):  # type: ignore[
         number, prompt = self._engine.open(buffer.put), (generation.id, request.attempt)
         self._open[prompt] = buffer
         generation = msgspec.structs.replace(generation, id=engine_id(number, generation.id))
-        over = False
+        done = False
         try:
             self._engine.send(PrefillPrompt(generation, request.attempt, request.offer_draft))
-            while not over:
+            while not done:
                 event = await buffer.get()
                 yield _to_pb(event)
-                over = not isinstance(event, RequestAdmitted | PrefillStarted)  # and the caller has it
+                done = not isinstance(event, RequestAdmitted | PrefillStarted)  # after the caller took it
         finally:
             self._engine.close(number)
             if self._open.get(prompt) is buffer:
                 del self._open[prompt]
-            if not over:
+            if not done:
                 self._engine.send(CancelGeneration(generation.id))
 
     async def Cancel(
         self, request: prefill_pb2.CancelRequest, context: Context
     ) -> prefill_pb2.CancelResponse:
-        """Ends the prompt's stream behind the events that have come. Nothing if it has ended."""
+        """Ends the prompt's stream after its queued events. Does nothing if it has ended."""
         if (buffer := self._open.get((request.id, request.attempt))) is not None:
             buffer.end(Cancelled("the caller has left"))
         return prefill_pb2.CancelResponse()
 
 
 def _to_pb(event: Event) -> prefill_pb2.PrefillResponse:
-    """Raises what the engine refused or failed with."""
+    """Converts an event of a prompt. Raises the error of a rejection, a failure or a stopped engine."""
     match event:
         case RequestAdmitted():
             return prefill_pb2.PrefillResponse(admitted=prefill_pb2.PrefillAdmitted())

@@ -1,7 +1,8 @@
-"""`TransferService`: tells pullers which pages of this worker are ready, and sends bytes to remote ones.
+"""`TransferService`: reports to pullers which pages of this worker are ready, and sends pages to remote ones.
 
-Leases are the engine's; this relays. It reads the engine's pools, or has the engine copy what it cannot read
-to staging, window by window, and never judges whether a read was in time.
+The engine owns the leases; this module relays. It reads the engine's pools. The engine copies pages that
+cannot be read here to staging, one window at a time. Release decides whether reads were in time, not this
+module.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ from protos import transfer_pb2, transfer_pb2_grpc
 SERVICE = "eyas.internal.v1.TransferService"
 MAX_BUFFERED = 1024  # updates; one per prefill step
 RELEASE_S = 4.0
-REQUEST_S = 5.0  # a puller names the pages to stage as it opens the call
-REST_S = 2.0  # and others after them, or the call ends
+REQUEST_S = 5.0  # from the start of a Stage call until its first pages are named
+REST_S = 2.0  # from the end of one window until the next pages are named, else the call ends
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-AHEAD = 3  # windows of one stream: while one is sent, the next ones are copied
-SLOT_LEASE_S = 20.0  # a puller that reads slots itself has them so long: its READs are given up before that
-STAGED_S = 5.0  # an engine that has not copied a window by then has too much to do
-TAKEN_S = 3.0  # a puller that takes no chunk in this time gives its slots back: others wait for them
+AHEAD = 3  # windows of one stream that are staged at a time: while one is sent, the next ones are copied
+SLOT_LEASE_S = 20.0  # for a puller that reads slots itself; its READs time out before that
+STAGED_S = 5.0  # for the engine to copy a window
+TAKEN_S = 3.0  # for a puller to take a chunk; then its slots are freed for other pullers
 
 
 @dataclass
@@ -70,7 +71,7 @@ class _OpenWatch:
 
 
 class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: ignore[misc]
-    """The service over one engine and its pools; both stay the engine's."""
+    """The service over one engine and its pools. It owns neither."""
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
@@ -87,7 +88,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
     async def Handshake(
         self, request: transfer_pb2.HandshakeRequest, context: Context
     ) -> transfer_pb2.HandshakeResponse:
-        """The layout hash and geometry of a group's pages, for the puller to compare with its own.
+        """Returns the layout hash and geometry of a group's pages, for the puller to compare with its own.
 
         Raises NotFound if this worker has no such pages, Unavailable while its engine cannot serve.
         """
@@ -98,7 +99,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
     ) -> AsyncIterator[transfer_pb2.WatchResponse]:
         """Streams the rows of the handle that become readable; its lease is renewed while the stream is open.
 
-        The stream stays open after `done`. It ends after `failed`, or raises what the engine stopped with.
+        The stream stays open after `done`. It ends after `failed`. Raises the engine's error if it stops.
         """
         handle = convert.handle_from_pb(request.handle)
         offered = frozenset(page for shard in handle.shards for page in shard.pages)
@@ -106,7 +107,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         buffer: StreamBuffer[WatchUpdate | EngineStopped] = StreamBuffer(MAX_BUFFERED)
 
         def on_event(event: WatchUpdate | EngineStopped) -> None:
-            self._heard(number, event)
+            self._update(number, event)
             buffer.put(event)
 
         number = self._engine.open(on_event)
@@ -127,9 +128,9 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
     async def Release(
         self, request: transfer_pb2.ReleaseRequest, context: Context
     ) -> transfer_pb2.ReleaseResponse:
-        """Whether the lease never lapsed. Raises DeadlineExceeded if the engine does not answer in time.
+        """Releases a lease; returns whether it never lapsed. A one-way call gets no verdict.
 
-        A one-way call goes to the engine, which does not answer.
+        Raises DeadlineExceeded if the engine does not answer in time.
         """
         self._forget(request)
         if request.one_way:
@@ -147,28 +148,28 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         return transfer_pb2.ReleaseResponse(valid=isinstance(event, LeaseReleased) and event.valid)
 
     async def Fetch(self, request: transfer_pb2.FetchRequest, context: Context) -> AsyncIterator[bytes]:
-        """Pages of a handle with an open Watch, as they are now; Release says whether they may be used.
+        """Streams the current bytes of pages of a handle with an open Watch; Release decides if they are
+        valid.
 
-        No byte is sent that was read after the Watch had ended or a Release had come: it may be another
-        request's KV.
-        The proof page needs no handle, and may be named several times. Raises InvalidRequest for pages that
-        the handle does not name, TransferFailed without a Watch.
+        Bytes that were read after the end of the Watch, or after a Release, are not sent: they may be another
+        request's KV. The proof page needs no handle, and may be named several times. Raises InvalidRequest
+        for pages that the handle does not name, TransferFailed without a Watch.
         """
         group = self._check(request)
         async with contextlib.aclosing(self._bytes(group, request, context)) as data:
             async for part in data:
-                self._still_watched(request)
+                self._check_watched(request)
                 yield part
 
     async def Stage(
         self, requests: AsyncIterator[transfer_pb2.StageRequest], context: Context
     ) -> AsyncIterator[transfer_pb2.StageResponse]:
-        """Slots with copies of pages, the caller's until it has read them, for SLOT_LEASE_S at most; then
-        others, if it asks for some within REST_S.
+        """Copies pages to slots, which are reserved until the caller has read them, for SLOT_LEASE_S at most;
+        then continues with the next pages, if the caller names them within REST_S.
 
-        The same pages may be asked for as by Fetch. Raises InvalidRequest for another order of steps,
-        RequestTimeout for a caller that asks for nothing, and TransferFailed where pages are not staged,
-        without a Watch, or for a caller that reads too slowly.
+        The rules of Fetch apply to the pages. Raises InvalidRequest for steps out of order, RequestTimeout
+        for a caller that names no pages, and TransferFailed if this worker does not stage pages, without a
+        Watch, or for a caller that reads too slowly.
         """
         error = RequestTimeout(f"the pages to stage were not named within {REQUEST_S:g} s")
         request = await _step(requests, "pages", REQUEST_S, error)
@@ -184,7 +185,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         requests: AsyncIterator[transfer_pb2.StageRequest],
         context: Context,
     ) -> AsyncGenerator[transfer_pb2.StageResponse, None]:
-        """Stages some pages, and answers that they were held until they were read."""
+        """Stages one window of pages, and confirms that they stayed valid until they were read."""
         group = self._check(request)
         if not self._ready().staged:
             raise TransferFailed("this worker's pages are read where they lie")
@@ -196,11 +197,11 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         window = StagedWindow(source, tuple(request.pages))
         try:
             slots = await window.staged()
-            self._still_watched(request)
+            self._check_watched(request)
             yield transfer_pb2.StageResponse(slots=transfer_pb2.StageSlots(slots=slots))
             slow = TransferFailed(f"the puller has not read its slots within {SLOT_LEASE_S:g} s")
             await _step(requests, "read", SLOT_LEASE_S, slow)
-            self._still_watched(request)
+            self._check_watched(request)
             yield transfer_pb2.StageResponse(held=transfer_pb2.StageHeld())
         finally:
             window.end()
@@ -208,9 +209,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
     async def _another(
         self, requests: AsyncIterator[transfer_pb2.StageRequest]
     ) -> transfer_pb2.StageRequest | None:
-        """The next pages of a Stage; None: its caller has no more, or rests too long, or this worker
-        leaves.
-        """
+        """The next pages of a Stage; None if the caller has no more or is too slow, or the engine stops."""
         rest = asyncio.timeout(REST_S)
         with contextlib.suppress(TimeoutError, Unavailable):
             number = self._engine.open(lambda _: _end_now(rest))
@@ -227,30 +226,30 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         return self._engine.ready
 
     def _forget(self, release: transfer_pb2.ReleaseRequest) -> None:
-        """Forgets released Watches before the engine hears of it: from then on it may write to the pages."""
+        """Forgets released Watches before the engine receives the release and may write to the pages."""
         for number, watch in list(self._watches.items()):
-            named = (watch.handle.id, watch.handle.epoch) == (release.id, release.epoch)
-            if named and watch.attempt <= release.attempt:
+            matches = (watch.handle.id, watch.handle.epoch) == (release.id, release.epoch)
+            if matches and watch.attempt <= release.attempt:
                 del self._watches[number]
 
-    def _heard(self, number: int, event: WatchUpdate | EngineStopped) -> None:
-        """Handles an update before its stream does: pages that a failed Watch let read may be written to."""
+    def _update(self, number: int, event: WatchUpdate | EngineStopped) -> None:
+        """Handles an update before its stream does, since the pages of a failed Watch may be overwritten."""
         if isinstance(event, EngineStopped) or event.failure is not None:
             self._watches.pop(number, None)
         elif number in self._watches:
             self._watches[number].accepted = True
 
     def _watched(self, request: transfer_pb2.FetchRequest) -> _OpenWatch:
-        """The Watch of the handle that is to be read."""
-        named = (request.id, request.epoch, convert.group_from_pb(request.group), request.attempt)
+        """The open Watch of the handle whose pages are requested. Raises TransferFailed if there is none."""
+        key = (request.id, request.epoch, convert.group_from_pb(request.group), request.attempt)
         for watch in self._watches.values():
             handle = watch.handle
-            if watch.accepted and (handle.id, handle.epoch, handle.group, watch.attempt) == named:
+            if watch.accepted and (handle.id, handle.epoch, handle.group, watch.attempt) == key:
                 return watch
         raise TransferFailed(f"no Watch of handle {request.id} by attempt {request.attempt} is open here")
 
     def _check(self, request: transfer_pb2.FetchRequest) -> KvKind:
-        """The group whose pages are asked for, if the caller may read them."""
+        """Checks that the caller may read the requested pages; returns their group."""
         self._ready()
         group = convert.group_from_pb(request.group)
         if request.id == 0:
@@ -259,8 +258,8 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
             self._check_offered(request)
         return group
 
-    def _still_watched(self, request: transfer_pb2.FetchRequest) -> None:
-        if request.id != 0:
+    def _check_watched(self, request: transfer_pb2.FetchRequest) -> None:
+        if request.id != 0:  # the proof page needs no Watch
             self._watched(request)
 
     def _check_offered(self, request: transfer_pb2.FetchRequest) -> None:
@@ -279,7 +278,9 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
     async def _bytes(
         self, group: KvKind, request: transfer_pb2.FetchRequest, context: Context
     ) -> AsyncGenerator[bytes, None]:
-        """The bytes of pages: those after a chunk are read when that is taken, or staged a little before."""
+        """The bytes of pages. Each chunk is read when the previous one was taken, or staged shortly
+        before.
+        """
         if request.on_device:
             raise InvalidRequest("on_device is for slots that the caller reads", param="on_device")
         if self._ready().staged:
@@ -315,7 +316,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
 async def _step(
     requests: AsyncIterator[transfer_pb2.StageRequest], step: str, within_s: float, error: EyasError
 ) -> transfer_pb2.StageRequest:
-    """The next message of a Stage, which must be this step. Raises `error` if it does not come in time."""
+    """The next message of a Stage, which must be this step. Raises `error` if it does not arrive in time."""
     try:
         request = await _next_message(requests, step, asyncio.timeout(within_s))
     except TimeoutError:
@@ -328,7 +329,7 @@ async def _step(
 async def _next_message(
     requests: AsyncIterator[transfer_pb2.StageRequest], step: str, within: asyncio.Timeout
 ) -> transfer_pb2.StageRequest | None:
-    """The next message, which must be this step; None: there is none. TimeoutError."""
+    """The next message, which must be this step; None at the end of the stream. Raises TimeoutError."""
     async with within:
         request = await anext(aiter(requests), None)
     if request is not None and request.WhichOneof("step") != step:
@@ -346,7 +347,7 @@ def _out_of_order(step: str) -> InvalidRequest:
 
 
 def _alive(event: WatchUpdate | EngineStopped) -> WatchUpdate:
-    """The update. Raises what the engine stopped with."""
+    """Returns the update. Raises the engine's error, or Unavailable, if it stopped."""
     match event:
         case WatchUpdate():
             return event
@@ -372,8 +373,10 @@ def _to_pb(update: WatchUpdate) -> list[transfer_pb2.WatchResponse]:
 
 @dataclass(frozen=True)
 class StagedPages:
-    """The pages of one lease. `slots`: the mapped staging, as much of each as `share` takes; `handle` 0: the
-    proof page alone. `puller`: whose connection asks for them.
+    """The pages of one lease, sent by way of staging.
+
+    `slots`: the mapped staging, with the bytes of each slot that `share` needs. `handle` 0: the proof page.
+    `puller`: the address of the caller's connection.
     """
 
     engine: EngineClient
@@ -384,18 +387,18 @@ class StagedPages:
     puller: str
 
     async def chunks(self, pages: Sequence[int]) -> AsyncGenerator[bytes, None]:
-        """The bytes of `pages`, in order. However this ends, every slot goes back.
+        """The bytes of `pages`, in order. All slots are freed, however the generator ends.
 
         Raises TransferFailed if the engine does not copy them, or the caller is too slow; Unavailable.
         """
         size = window_pages(self.slots.shape[1])
         later = asyncio.get_running_loop().call_later
-        left = (tuple(pages[i : i + size]) for i in range(0, len(pages), size))
+        batches = (tuple(pages[i : i + size]) for i in range(0, len(pages), size))
         windows: deque[StagedWindow] = deque()
         try:
             while True:
-                while len(windows) < AHEAD and (some := next(left, None)):
-                    windows.append(StagedWindow(self, some))
+                while len(windows) < AHEAD and (batch := next(batches, None)):
+                    windows.append(StagedWindow(self, batch))
                 if not windows:
                     return
                 for data in chunks(self.slots, await windows[0].staged()):
@@ -412,7 +415,7 @@ class StagedPages:
 
 
 class StagedWindow:
-    """Some pages of a lease, from the request for their copies until `end`."""
+    """A window of pages of a lease, from the request to copy them until `end`."""
 
     def __init__(self, source: StagedPages, pages: tuple[int, ...]) -> None:
         self.ended = False
@@ -437,7 +440,7 @@ class StagedWindow:
         raise Unavailable("the engine has left")
 
     def end(self) -> None:
-        """The slots go back, if they came or when they come."""
+        """Frees the slots, also if the engine has yet to name them."""
         if not self.ended:
             self.ended = True
             self._engine.close(self._call)
