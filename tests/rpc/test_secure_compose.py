@@ -69,6 +69,8 @@ async def app(scope: object, receive: object, send: Any) -> None:
 
 async def test_the_health_check_gets_in(ours: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
     serves: Callable[[str], bool] = runpy.run_path(str(DOCKER / "healthy.py"))["serves"]
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
     server = rpc.server()
     health = rpc.HealthService(server, [])
     port = rpc.bind(server, "127.0.0.1", 0, ServiceTls.load(ours.services).server)
