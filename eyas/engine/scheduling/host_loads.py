@@ -1,9 +1,9 @@
-"""Sequences whose prompt continues on the host: they leave the queue until its pages are back in the cache.
+"""Loads of prompt pages from host memory: a sequence leaves the queue until its pages are in the cache.
 
-Pages are loaded for the prefix cache, not for a sequence: it then finds them there like any others. So a
-sequence that is cancelled meanwhile leaves nothing behind. What fails, or takes long, is computed. Where
-stores lie behind the host's memory, pages come from there to the host first, likewise: for the first in the
-queue before it is their turn.
+Pages are loaded into the prefix cache, not for a sequence, which then matches them like any other pages. So a
+cancelled sequence leaves nothing to clean up. If a load fails or is slow, the prompt is computed. Where the
+host tier has cold stores, pages come from the stores to the host first, in the same way; the first sequences
+of the queue are prefetched before they are scheduled.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ from eyas.engine.kv.host_tier import HostTier
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 
-LEAST_TOKENS = 256  # to load fewer gains nothing: a load takes a turn of the loop, which computes as many
-LOAD_TIMEOUT_S = 1.0  # a sequence waits no longer for its pages
-LOOK_AHEAD = 4  # sequences of the queue whose pages come from stores before it is their turn
+LEAST_TOKENS = 256  # a load takes one iteration of the loop, which can compute fewer itself
+LOAD_TIMEOUT_S = 1.0  # the maximum time that a sequence waits for its pages
+LOOK_AHEAD = 4  # the number of queued sequences whose pages are prefetched from stores
 
 
 class LoadDecision(enum.Enum):
-    """The decision about a sequence whose turn it is."""
+    """The decision about the sequence that is scheduled next."""
 
-    COMPUTE = "compute"  # nothing to load, or it would take longer than computing
-    WAIT = "wait"  # keeps its turn: there is no room beside the loads that run
-    LOADS = "loads"  # leaves the queue; `HostLoads.poll` gives it back
+    COMPUTE = "compute"  # no pages to load, or loading would take longer
+    WAIT = "wait"  # stays first in the queue: the running loads need the free pages
+    LOADS = "loads"  # leaves the queue until `HostLoads.poll` returns it
 
 
 @dataclass(eq=False)
 class _ColdFetch:
-    """Pages on their way to the host. `sequence`: None once it waits no more, at `deadline` (monotonic
-    seconds) at the latest, or as long as it is in the queue: then they come for `queued`.
+    """Pages on their way from a store to the host. `sequence`: waits for them, until `deadline` (monotonic
+    seconds) at the latest; None once it has stopped waiting. `queued`: the sequence in the queue for which
+    they are prefetched.
     """
 
     sequence: Sequence | None
@@ -50,7 +51,7 @@ class _ColdFetch:
 
 
 class _Wait(NamedTuple):
-    """A sequence that keeps its turn, and what it was judged by: its text need not be looked up each loop."""
+    """The sequence that stays first in the queue, and the sizes it was judged by: saves lookups."""
 
     sequence: Sequence | None = None
     sizes: tuple[int, int] = (0, 0)
@@ -58,9 +59,9 @@ class _Wait(NamedTuple):
 
 @dataclass(eq=False)
 class _HostLoad(_ColdFetch):
-    """On their way from there. `pages` hold the first rows of `tokens`, once it is over.
+    """Pages on their way from the host. After the load `pages` contain the first rows of `tokens`.
 
-    `ahead`: pages that the sequence takes beyond them when it runs.
+    `ahead`: the number of further pages that the sequence needs to run.
     """
 
     tokens: SequenceOf[int]
@@ -70,7 +71,9 @@ class _HostLoad(_ColdFetch):
 
 
 class HostLoads:
-    """`page_size`: rows per page. `prompt_rate`: tokens of a prompt that this engine computes per second.
+    """Runs the loads of waiting sequences.
+
+    `page_size`: rows per page. `prompt_rate`: tokens of a prompt that this engine computes per second.
     `cold`: the stores behind the tier.
     """
 
@@ -85,11 +88,11 @@ class HostLoads:
         self._rate = prompt_rate
         self._loads: list[_HostLoad] = []
         self._fetches: list[_ColdFetch] = []
-        self._back: list[Sequence] = []
+        self._returned: list[Sequence] = []
         self._wait = _Wait()
 
     def close(self, deadline: float) -> bool:
-        """Ends all copies; False if one still runs at `deadline` (monotonic seconds): memory stays then."""
+        """Ends all copies. False if one still runs at `deadline` (monotonic seconds): no memory is freed."""
         if self.cold is not None and not self.cold.close(deadline):
             return False
         return self.tier.memory.close(deadline)
@@ -112,7 +115,7 @@ class HostLoads:
         return self.tier.changed
 
     def take_changes(self, most: int) -> tuple[bytes, bytes]:
-        """The pages that were saved on the host and dropped there; see `HostTier.take_changes`."""
+        """Takes the names of pages saved to and dropped from the host; see `HostTier.take_changes`."""
         return self.tier.take_changes(most)
 
     @property
@@ -122,13 +125,13 @@ class HostLoads:
 
     @property
     def copying(self) -> bool:
-        """True if `poll` will have something to do soon, without anything else happening."""
+        """True if a copy runs, so that `poll` must be called soon."""
         return self.tier.busy or (self.cold is not None and self.cold.busy)
 
     def ask(self, sequence: Sequence, tokens: SequenceOf[int], pages: int) -> LoadDecision:
-        """Begins to load what continues the cached prefix of `tokens`, if that is worth it.
+        """Starts to load the pages that continue the cached prefix of `tokens`, if loading is faster.
 
-        `pages`: of the sequence when it runs. One that has waited once is not asked to wait again.
+        `pages`: the number that the sequence needs to run. A sequence waits for loads only once.
         """
         if sequence.fetched:
             return LoadDecision.COMPUTE
@@ -160,9 +163,9 @@ class HostLoads:
     def _fetch(
         self, sequence: Sequence, tokens: SequenceOf[int], cached: SequenceOf[int], found: int
     ) -> _ColdFetch | None:
-        """Begins to bring what continues the pages on the host from the stores, once for a sequence.
+        """Starts to fetch the pages after the `found` host pages from the stores, once per sequence.
 
-        None: nothing is on its way, or all of it is over: no slot is free, or others bring the first page.
+        None: no fetch started, or it ended immediately (no free slot, or its first page is on its way).
         """
         left = (len(tokens) - 1) // self._size - len(cached) - found
         if self.cold is None or sequence.sought:
@@ -179,7 +182,7 @@ class HostLoads:
         return fetch if fetch in self._fetches else None
 
     def look_ahead(self, waiting: Iterable[Sequence]) -> None:
-        """Runs once a loop: brings the pages of those first in the queue to the host, while others run."""
+        """Runs once per loop: prefetches pages of the first queued sequences from the stores."""
         if self.cold is None or len(self._fetches) >= LOOK_AHEAD:
             return
         for sequence in islice(waiting, LOOK_AHEAD):
@@ -192,7 +195,7 @@ class HostLoads:
                 self._pool.drop(cached)
 
     def _awaits(self, sequence: Sequence) -> bool:
-        """Lets a sequence whose turn it is wait for the pages that come for it; False: none do."""
+        """Makes a sequence wait for its prefetch, if one runs; otherwise returns False."""
         for fetch in self._fetches:
             if fetch.queued is sequence:
                 fetch.sequence, fetch.queued = sequence, None
@@ -206,7 +209,7 @@ class HostLoads:
     def _fetched(self, fetch: _ColdFetch) -> None:
         self._fetches.remove(fetch)
         if fetch.sequence is not None:
-            self._back.append(fetch.sequence)
+            self._returned.append(fetch.sequence)
 
     def _judge(self, count: int, needed: int) -> LoadDecision:
         """Decides about a sequence that needs `needed` pages; `count` of them could be loaded."""
@@ -229,10 +232,10 @@ class HostLoads:
             self._cache.insert(load.tokens, load.pages, len(load.pages) * self._size, salt=load.salt)
         self._pool.drop(load.pages)
         if load.sequence is not None:
-            self._back.append(load.sequence)
+            self._returned.append(load.sequence)
 
     def forget(self, sequence: Sequence) -> None:
-        """Forgets a sequence that goes. The pages being loaded for it still come into the cache."""
+        """Forgets a removed sequence. The pages being loaded for it are still cached."""
         for waiting in self._waiting:
             if waiting.sequence is sequence:
                 waiting.sequence = None
@@ -240,13 +243,13 @@ class HostLoads:
             self._wait = _Wait()
 
     def poll(self, now: float) -> list[Sequence]:
-        """Runs once a loop: gives the sequences that go back to the queue."""
+        """Runs once per loop: returns the sequences that rejoin the queue."""
         self.tier.poll()
         if self.cold is not None:
             self.cold.poll()
         for waiting in self._waiting:
             if waiting.sequence is not None and now > waiting.deadline:
-                self._back.append(waiting.sequence)
+                self._returned.append(waiting.sequence)
                 waiting.sequence = None
-        back, self._back = self._back, []
+        back, self._returned = self._returned, []
         return back

@@ -1,4 +1,4 @@
-"""The sizes that bound a step. Numbers only: who keeps to them is the scheduler."""
+"""The size limits of a step, which the scheduler enforces."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from eyas.engine.scheduling.turns import StepRoom
 
 @dataclass(frozen=True)
 class PromptYield:
-    """How long a prompt lets shorter ones pass: a second per `tokens_per_s` of its tokens, but at most
-    `most_s`.
+    """How long shorter prompts may overtake a prompt: one second per `tokens_per_s` of its tokens, at most
+    `most_s` seconds.
     """
 
     tokens_per_s: float = math.inf
     most_s: float = math.inf
 
     def seconds(self, tokens: int) -> float:
-        """Seconds after its arrival in which a prompt of `tokens` tokens yields to shorter ones that come."""
+        """Seconds after its arrival during which a prompt of `tokens` tokens yields to shorter ones."""
         return min(tokens / self.tokens_per_s, self.most_s)
 
 
 GPU_YIELD = PromptYield(500.0, 12.0)
-"""Of a GPU's prompts. Where more come than are computed, the longest wait in the order of their arrival."""
+"""For prompts on a GPU. Under overload, the longest prompts are computed in order of arrival."""
 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Sizes that bound a step; those of its prompts by `eyas.common.prompt_room`.
+    """Size limits of a step; `eyas.common.prompt_room` derives those of its prompts.
 
     `page_size`: rows per page. `max_running`: sequences per step. `chunk_tokens`: prompt rows per step.
     `round_rows`: rows that the widest verify or draft round may write.
@@ -37,11 +37,11 @@ class BatchLimits:
     pages. It is larger where the next round is launched before the result of the current one is known.
     `mixed_prefill_budget`: (number of decoding sequences, whether many prompt tokens wait) -> prompt rows
     that may run in the same step. None: `chunk_tokens`.
-    `long_prompt_rows`: (number of decoding sequences, tokens ahead) -> those of them that prompts of more
-    than `LONG_PROMPT` tokens may have, unless many tokens wait. None: all of them.
-    `room`: what a step may take; where more sequences decode than that has room for, requests take turns.
-    None: all decode in every step. For devices on which a step's time grows with its rows.
-    `yields`: how long a prompt lets shorter ones pass; by default none does.
+    `long_prompt_rows`: (number of decoding sequences, tokens ahead) -> the part of these rows for prompts
+    of more than `LONG_PROMPT` tokens, unless many tokens wait. None: all of them.
+    `room`: the capacity of a step, on devices where its time grows with its rows; if more sequences decode
+    than fit, requests take turns. None: all decode in every step.
+    `yields`: how long shorter prompts may overtake a prompt; by default never.
     """
 
     page_size: int

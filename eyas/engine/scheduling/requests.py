@@ -1,6 +1,6 @@
 """The table of accepted requests: it admits, refuses, cancels and expires them.
 
-It turns commands into sequences for the scheduler and tells the front what became of every request.
+It turns commands into sequences for the scheduler and reports the outcome of every request to the front.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from eyas.engine.scheduling.draft_kv import DraftKv
 from eyas.engine.scheduling.ranked import Schedulers
 
 HOPELESS = (LogitsNotFinite, GrammarTooSlow)
-"""What a prompt fails with wherever it is computed."""
+"""Errors with which a prompt would fail on every worker."""
 _log = logging.getLogger("eyas.engine")
 
 
@@ -56,11 +56,11 @@ _log = logging.getLogger("eyas.engine")
 class RequestTable:
     """Owns every generation from its admission to its last token.
 
-    `draft_kv`: brings the draft KV of pulled prompts, where it lives here. `joined` hears of every sequence
-    whose prompt was pulled, with its last feature, as it begins; `left` of every one that goes. `adapters`:
-    None where no request may have one. `weights`: the digest of those that compute here
-    (`eyas.common.weights`); requests for others are refused. `closed`: why no request is taken that has no
-    token yet.
+    `draft_kv`: pulls the draft KV of pulled prompts, if this engine has draft KV. `joined` is called with
+    every sequence whose prompt was pulled, and its last feature, as it begins; `left` with every sequence
+    that is removed. `adapters`: None where no request may have one. `weights`: the digest of the loaded
+    weights (`eyas.common.weights`); requests for others are refused. `closed`: the error with which requests
+    without a token are refused.
     """
 
     scheduler: Schedulers
@@ -75,32 +75,32 @@ class RequestTable:
     adapters: AdapterTable | None = None
     table: dict[str, Generation] = field(default_factory=dict)
     draining: bool = False
-    asleep: str = ""  # why new requests are refused, if its memory is gone
-    lends: bool = True  # pages, to prompts that come from elsewhere
+    asleep: str = ""  # why new requests are refused while its memory is released
+    lends: bool = True  # True: pages may be lent to pulled prompts
     weights: str = ""
     closed: EyasError | None = None
-    spoiled: int = 0  # requests that failed by their logits, ever
-    joins: int = 0  # sequences whose prompt was pulled and that have begun, ever
+    spoiled: int = 0  # running total of requests that failed by their logits
+    joins: int = 0  # running total of sequences with a pulled prompt that have begun
     _arrivals: dict[Sequence, PullArrival] = field(default_factory=dict)  # for joining sequences
-    _unremembered: list[tuple[Sequence, int]] = field(default_factory=list)  # that came, and their rows
+    _unremembered: list[tuple[Sequence, int]] = field(default_factory=list)  # pulled, not cached; rows
     _uids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def __post_init__(self) -> None:
         self._crossing = PullCrossing(self.scheduler, self.leases, self.pulls)
 
     def new_uid(self) -> int:
-        """A number that no other sequence of this engine has."""
+        """Returns an unused sequence number."""
         return next(self._uids)
 
     @property
     def waiting(self) -> int:
-        """Sequences that do not run. A request counts as one as long as it has no sequences."""
+        """The number of sequences that do not run. A request without sequences counts as one."""
         sequences = sum(len(generation.sequences) or 1 for generation in self.table.values())
         return sequences - len(self.scheduler.running)
 
     @property
     def queued(self) -> int:
-        """Requests without a running sequence."""
+        """The number of requests without a running sequence."""
         return sum(all(seq.slot < 0 for seq in generation.sequences) for generation in self.table.values())
 
     def oldest_waiting_s(self, now: float) -> float:
@@ -111,24 +111,24 @@ class RequestTable:
     # --- commands ------------------------------------------------------------------------------------
 
     def submit(self, command: SubmitGeneration) -> None:
-        """Admits a request to be decoded here, or rejects it."""
+        """Admits a request to be decoded on this worker, or rejects it."""
         kind = GenerationKind.ATTACH if command.attach else GenerationKind.LOCAL
         generation = self._accept(command.request, command.attempt, kind)
         if generation is not None and kind is GenerationKind.LOCAL:
             self._enqueue(generation, command.request.choices)
 
     def prefill(self, command: PrefillPrompt) -> None:
-        """Admits a prompt whose KV is computed here and decoded elsewhere, or rejects it."""
+        """Admits a prompt to be computed on this worker and decoded on another, or rejects it."""
         generation = self._accept(command.request, command.attempt, GenerationKind.PREFILL)
         if generation is not None:
             generation.offer_draft = command.offer_draft
             self._enqueue(generation, command.request.choices)
 
     def attach(self, command: AttachKv) -> None:
-        """Pulls the handles. Without handles: computes the prompt here and continues `first_tokens`."""
+        """Pulls the handles. Without handles: computes the prompt locally and continues `first_tokens`."""
         generation = self.table.get(command.id)
         if generation is not None and command.attempt == generation.attached:
-            return  # a repetition: the handles of the first one are being pulled, or in use
+            return  # a repeated command: its handles are already pulled or in use
         if generation is None or command.attempt < generation.attempt or generation.sequences:
             for handle in command.handles:
                 self.pulls.refuse(handle, command.attempt)
@@ -141,7 +141,7 @@ class RequestTable:
             self._compute_here(generation, command.first_tokens)
 
     def cancel(self, command: CancelGeneration) -> None:
-        """Ends one choice of a request, or all of it; frees what they hold."""
+        """Ends one choice of a request, or the whole request, and frees its pages and slots."""
         generation = self.table.get(command.id)
         if generation is None:
             self.leases.abandon(command.id)
@@ -160,13 +160,13 @@ class RequestTable:
                 and seq.choice == command.choice
                 and generation.kind is not GenerationKind.PREFILL
             ):
-                self._lead_anew(seq, left)
+                self._restart_choices(seq, left)
             else:  # if the leader is cancelled, another choice of the same prompt leads
                 seq.choice, seq.forks = left[0], tuple(left[1:])
 
     def drain(self, _: DrainEngine) -> None:
-        """Accepts nothing more. Prompts for other workers that are not offered yet fail at once, so that
-        another worker takes them. Requests that decode here, or wait to, run to their end.
+        """Stops accepting requests. Prompts for other workers that are not offered yet fail immediately, so
+        that another worker computes them. Requests that decode on this worker run to their end.
         """
         self.draining = True
         for generation in list(self.table.values()):
@@ -176,13 +176,13 @@ class RequestTable:
     # --- pauses, while no step runs --------------------------------------------------------------------
 
     def abort(self) -> int:
-        """Ends every request that decodes here with the tokens that it has; how many. Prompts for other
-        workers stay: who asked for them hears of the end there.
+        """Ends every request that decodes on this worker with its tokens so far; returns their number.
+        Prompts for other workers stay: the decode worker ends their requests.
         """
         return self._abort([g for g in self.table.values() if g.kind is not GenerationKind.PREFILL])
 
     def abort_begun(self) -> int:
-        """The same, for what came since and has begun elsewhere."""
+        """Aborts the requests that arrived since and have begun on another worker; returns their number."""
         others = [g for g in self.table.values() if g.kind is not GenerationKind.PREFILL]
         return self._abort([g for g in others if g.attached >= 0 or self._has_tokens(g)])
 
@@ -200,8 +200,8 @@ class RequestTable:
         return len(ended)
 
     def retract(self) -> int:
-        """Sends requests back to the queue, without KV; how many sequences. Prompts for other workers that
-        are offered fail, and leases end: who asked for them asks again.
+        """Returns requests to the queue, without KV; returns the number of sequences. Computed prompts for
+        other workers fail, and all leases end: their requesters submit them again.
         """
         count = self.scheduler.retract()
         self._arrivals.clear()
@@ -217,7 +217,7 @@ class RequestTable:
         return count
 
     def _unended(self, generation: Generation) -> Iterator[Sequence]:
-        """A sequence for each choice that goes on, those that have none here among them."""
+        """Yields a sequence for each unfinished choice, also for choices that have none yet."""
         choices = {choice.index: choice.output_ids for choice in generation.request.choices}
         if generation.sequences:
             yield from generation.sequences
@@ -228,13 +228,13 @@ class RequestTable:
     # --- ends ----------------------------------------------------------------------------------------
 
     def end(self, seq: Sequence) -> None:
-        """Frees what a finished or cancelled sequence held. The last one of a request drops the request."""
+        """Frees the slot and pages of an ended sequence. The last one of a request drops the request."""
         self._free(seq)
         if not seq.generation.sequences:
             self._drop(seq.generation)
 
     def fail(self, generation: Generation, error: EyasError) -> None:
-        """Tells the front that the request failed, and drops it; not if a later attempt has its place."""
+        """Reports the failure of a request and drops it, unless a later attempt has replaced it."""
         if self.table.get(generation.id) is not generation:
             return
         self.outbox.failed(generation, error)
@@ -247,14 +247,14 @@ class RequestTable:
         return len(ending)
 
     def turn_away(self, error: EyasError) -> None:
-        """Fails every request that has not begun here, and of which no token is known: it may begin anew."""
+        """Fails every request that has not begun and has no token, so that another worker can run it."""
         for generation in list(self.table.values()):
             begun = generation.began or generation.kind is GenerationKind.ATTACH
             if not begun and not self._has_tokens(generation):
                 self.fail(generation, error)
 
     def spoil(self, generation: Generation) -> None:
-        """Fails a request whose logits are not finite. No other one begins with its rows."""
+        """Fails a request whose logits are not finite, and removes its rows from the prefix cache."""
         self.spoiled += 1
         for seq in generation.sequences:
             seq.kv_len = seq.draft_len = 0
@@ -267,10 +267,10 @@ class RequestTable:
             self.fail(generation, DeadlineExceeded("the request's deadline passed while it was running"))
 
     def remember(self) -> None:
-        """Caches the prompts that came, which takes a millisecond for long ones: after their first launch."""
-        came, self._unremembered = self._unremembered, []
-        for seq, rows in came:
-            if seq.pages:  # else it is gone again
+        """Caches pulled prompts. Runs after their first launch: it takes a millisecond for long ones."""
+        pulled, self._unremembered = self._unremembered, []
+        for seq, rows in pulled:
+            if seq.pages:  # otherwise it has been preempted or removed
                 self.scheduler.remember(seq, below=rows)
 
     def join(self, now: float) -> None:
@@ -287,13 +287,13 @@ class RequestTable:
     # --- the destination of pulls (`eyas.engine.kv.pulls.PullDestination`) ----------------------------------
 
     def first(self, owners: list[Hashable]) -> Hashable:
-        """The request, of these, that gets pages first."""
+        """Chooses the request that gets pages first."""
         return self.scheduler.first(_generations(owners))
 
     def lend(self, owner: Hashable, handle: KvHandle) -> tuple[list[int], int] | None:
-        """Lends all pages of the prompt; also gives how many of them are cached (those are not moved).
+        """Lends all pages of the prompt: (pages, number of cached ones, which are not pulled).
 
-        None: no room.
+        None: too few pages are free.
         """
         assert isinstance(owner, Generation)
         if not self.lends:
@@ -307,13 +307,13 @@ class RequestTable:
         return lent
 
     def refused(self, owner: Hashable, handle: KvHandle, now: float) -> None:
-        """Computes some prompt here if workers wait for each other's pages."""
+        """Computes a prompt locally if two workers wait for pages of each other."""
         waiting = self._crossing.given_up(owner, handle.tokens, now)
         if waiting is not None:
             self._compute_instead(*waiting)
 
     def arrived(self, owner: Hashable, arrival: PullArrival) -> None:
-        """The prompt's KV is here; its draft KV is waited for, if that comes too."""
+        """Begins a request whose KV has arrived, unless its draft KV is still being pulled."""
         assert isinstance(owner, Generation)
         owner.transfer_ms, owner.transfer_bytes = 1e3 * arrival.seconds, arrival.bytes
         owner.transfer_path = arrival.path
@@ -327,7 +327,7 @@ class RequestTable:
             self.scheduler.pool.drop(arrival.pages)
 
     def _compute_instead(self, owner: Generation, first_tokens: tuple[FirstToken, ...]) -> None:
-        """Computes the prompt here: its pages are not waited for any more."""
+        """Computes the prompt locally instead of pulling its pages."""
         with serving(owner.request.request_id, owner.request.traceparent):
             _log.warning("request %s: leases leave no room for its KV: computed here", owner.id)
         self._forget_handles(owner)
@@ -336,7 +336,7 @@ class RequestTable:
             self.scheduler.enqueue(seq)
 
     def _unfinished(self, owner: Generation, first_tokens: tuple[FirstToken, ...]) -> list[Sequence]:
-        """The unfinished choices, each of which repeats its token 0; none: it has ended, or is lost."""
+        """Begins the unfinished choices with their token 0. Empty: the request has ended or is lost."""
         firsts = {first.choice: first for first in first_tokens}
         indices = [choice.index for choice in owner.request.choices]
         if not all(index in firsts and self.admission.is_token(firsts[index].token) for index in indices):
@@ -349,8 +349,8 @@ class RequestTable:
         return list(owner.sequences)
 
     def lost(self, owner: Hashable, error: EyasError) -> None:
-        """The pages did not arrive: the request keeps its place and waits for another Attach, unless its
-        prompt failed with what no other worker would do better.
+        """Makes a request whose pages did not arrive wait for another Attach. A request whose prompt would
+        fail on every worker fails.
         """
         assert isinstance(owner, Generation)
         if isinstance(error, HOPELESS):
@@ -362,7 +362,7 @@ class RequestTable:
         self.outbox.add(PagesLost(owner.id, owner.attempt))
 
     def pages_free(self, pages: list[int]) -> None:
-        """Takes back the destination pages of a pull that ended early, once no copy writes them."""
+        """Frees the destination pages of a pull that ended early, once no copy writes them."""
         if self.draft_kv is not None:
             self.draft_kv.taken(pages)
         self.scheduler.pool.drop(pages)
@@ -370,9 +370,9 @@ class RequestTable:
     # --- inside --------------------------------------------------------------------------------------
 
     def _begin(self, generation: Generation, first: FirstToken) -> Sequence:
-        """The sequence of a choice whose token 0 is known; its output is empty if that token finished it."""
+        """Creates the sequence of a choice with its token 0; without output if that token finished it."""
         seq = Sequence(self.new_uid(), generation, first.choice, generation.request.prompt_ids, [])
-        if first.prompt is not None:  # every prompt score that was asked for
+        if first.prompt is not None:  # all requested prompt scores
             generation.scores = PromptScores(seq.prompt, len(seq.prompt), first.prompt)
         most = generation.request.params.max_tokens
         self.outbox.entry(seq, [first.token][:most], [first.logprob], first.finish)
@@ -381,12 +381,12 @@ class RequestTable:
         return seq
 
     def _seat(self, sequences: list[Sequence], arrival: PullArrival) -> None:
-        """The first choice takes the pulled pages; the other choices share them."""
+        """Gives the pulled pages to the first choice; the other choices share them."""
         leader, *others = sequences
         rows = len(leader.prompt)
         self.scheduler.tables.seat(leader, arrival.pages, rows)
-        came = 0 if self.draft_kv is None else self.draft_kv.rows(leader.generation)
-        leader.draft_len = max(came, leader.generation.cached_tokens)  # cached pages have theirs
+        draft_rows = 0 if self.draft_kv is None else self.draft_kv.rows(leader.generation)
+        leader.draft_len = max(draft_rows, leader.generation.cached_tokens)  # cached pages have draft KV
         self._unremembered.append((leader, self.scheduler.complete_rows(leader)))
         self.scheduler.arrived(leader)
         self._arrivals[leader] = arrival
@@ -417,9 +417,7 @@ class RequestTable:
         self.pulls.open(generation, target, generation.attempt, generation.deadline)
 
     def _compute_here(self, generation: Generation, first_tokens: tuple[FirstToken, ...]) -> None:
-        """Computes the prompt here, as no pages will come: every choice goes on from its token 0, if it was
-        already delivered.
-        """
+        """Computes the prompt locally. A choice whose token 0 was already delivered continues after it."""
         if not all(self.admission.is_token(first.token) for first in first_tokens):
             message = "first_tokens has a token id outside the vocabulary"
             self.fail(generation, InvalidRequest(message, param="first_tokens"))
@@ -436,7 +434,7 @@ class RequestTable:
             self._drop(generation)
 
     def _forget_handles(self, generation: Generation) -> None:
-        """Ends the pulls of all attempts of this generation; unclaimed handles go back to their owner."""
+        """Ends the pulls of all attempts of this generation, and returns unclaimed handles to their owner."""
         self.pulls.cancel(generation)
         if self.draft_kv is not None:
             self.draft_kv.forget(generation)
@@ -444,7 +442,7 @@ class RequestTable:
         generation.draft_handle, generation.draft_claimed = None, False
 
     def _return_draft_handle(self, generation: Generation) -> None:
-        """Gives a draft handle back to its owner unless a drafter was given it."""
+        """Returns the draft handle to its owner unless a drafter has claimed it."""
         if generation.draft_handle is not None and not generation.draft_claimed:
             self.pulls.refuse(generation.draft_handle, generation.attempt)
             generation.draft_handle = None
@@ -475,7 +473,7 @@ class RequestTable:
         return generation
 
     def _check_weights(self, request: GenerationRequest) -> None:
-        """Raises WeightsChanging for a request that would not be computed by its weights alone."""
+        """Raises WeightsChanging if the request began with other weights, or the weights are changing."""
         if request.weights != self.weights:
             raise WeightsChanging("the worker has other weights than the request began with")
         if self.closed is not None and not request.begun:
@@ -507,8 +505,8 @@ class RequestTable:
         for seq in generation.sequences:
             self.scheduler.enqueue(seq)
 
-    def _lead_anew(self, seq: Sequence, choices: list[int]) -> None:
-        """The prompt's first tokens are in flight, and its leader is not wanted: `choices` begin again."""
+    def _restart_choices(self, seq: Sequence, choices: list[int]) -> None:
+        """Restarts `choices` with a new leader: the cancelled leader has a step in flight."""
         self._free(seq)
         forks = tuple(choices[1:])
         leader = Sequence(self.new_uid(), seq.generation, choices[0], seq.prompt, [], forks=forks)
@@ -520,7 +518,7 @@ class RequestTable:
         self.leases.withdraw(generation, error)
         for seq in list(generation.sequences):
             self._free(seq)
-        if self.table.get(generation.id) is generation:  # a later attempt may have its place
+        if self.table.get(generation.id) is generation:  # a later attempt may have replaced it
             del self.table[generation.id]
 
     def _free(self, seq: Sequence) -> None:

@@ -31,11 +31,11 @@ from eyas.engine.scheduling.turns import DecodeTurns
 from kv_transfer.layout import pages_for
 
 MOST_PASSED = 4
-"""Prompts at the head of the queue that may wait for another one's pages while those behind them pass."""
+"""The maximum number of prompts that later ones may overtake while they wait for a shared prefix."""
 
 
 class Scheduler:
-    """Slots, queue and pages of all sequences. One thread uses it and empties `preempted` after each step."""
+    """Owns slots, queue and pages of all sequences. One thread uses it, and empties `preempted` per step."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Scheduler:
         host: HostLoads | None = None,
         holds: Callable[[Sequence], bool] = lambda seq: False,
     ) -> None:
-        """`holds`: must a sequence's next token wait for something that the engine lacks?"""
+        """`holds`: returns True for a sequence whose next token must wait (for its grammar, say)."""
         self.host = host
         self.adapters: AdapterTurns | None = None  # where requests may have one
         self._holds = holds
@@ -56,20 +56,20 @@ class Scheduler:
         self.tables = PageTables(pool, cache, limits)
         self.waiting = WaitingQueue(limits.yields)
         self.running: list[Sequence] = []  # in order of admission
-        self.joining: list[Sequence] = []  # their KV is here: they wait for nothing but a slot
+        self.joining: list[Sequence] = []  # their KV has arrived; they wait only for a slot
         self.preempted: list[Sequence] = []  # since the caller last emptied it
         self.prompt_tokens = 0  # running total over all allocations
-        self.cached_tokens = 0  # how many of `prompt_tokens` came from the prefix cache
+        self.cached_tokens = 0  # the part of `prompt_tokens` from the prefix cache
         self.preemptions = 0
         self._slots = list(range(limits.max_running - 1, -1, -1))  # the free slots
         self._occupancies = itertools.count()
         self._running_shares = CallShares()
         self._turns = None if limits.room is None else DecodeTurns(limits.room)
-        self._starved = False  # a running sequence waits for reclaimed pages: no other may take them
+        self._starved = False  # a running sequence waits for reclaimed pages, which no other may take
 
     @property
     def limits(self) -> BatchLimits:
-        """The bounds of a step and of what a sequence may take."""
+        """The size limits of a step and of a sequence."""
         return self.tables.limits
 
     @property
@@ -79,23 +79,23 @@ class Scheduler:
 
     @property
     def probed(self) -> tuple[PagePool, PrefixCache]:
-        """The pool and cache whose pages a link is tried with."""
+        """The pool and cache whose pages a link probe uses."""
         return self.pool, self.cache
 
     @property
     def crowded(self) -> bool:
-        """True if drafts only make steps longer, since many sequences decode."""
+        """True if so many sequences decode that drafts would only lengthen the steps."""
         return self._turns is not None and self._turns.crowded
 
-    # --- sequences come and go -----------------------------------------------------------------------
+    # --- adding and removing sequences ------------------------------------------------------------------
 
     def enqueue(self, seq: Sequence) -> None:
-        """Puts a sequence into the queue, to be admitted when its turn comes."""
+        """Adds a sequence to the waiting queue."""
         seq.ahead = tokens_ahead(len(seq), self._missing())
         self.waiting.add(seq)
 
     def pass_on(self) -> Sequence | None:
-        """Takes the next sequence out of the queue, for another scheduler. None: what waits belongs here."""
+        """Removes the next waiting sequence, for another scheduler to run. None: none can be moved."""
         seq = self.waiting.first(self.shares()) if self.waiting else None
         if seq is None or seq.generation.has_started or len(seq.generation.sequences) > 1:
             return None
@@ -103,7 +103,7 @@ class Scheduler:
         return seq
 
     def remove(self, seq: Sequence) -> None:
-        """Frees all that an ended or cancelled sequence holds. Its computed pages stay in the cache."""
+        """Frees the slot and pages of an ended or cancelled sequence. Its computed pages stay cached."""
         if seq in self.running:
             self._vacate(seq)
         elif seq in self.joining:
@@ -112,15 +112,15 @@ class Scheduler:
             self.waiting.remove(seq)
         elif self.host is not None:
             self.host.forget(seq)
-        self._give_back(seq)
+        self._release(seq)
 
     def arrived(self, seq: Sequence) -> None:
-        """The sequence's KV has come, in pages of its own: it waits for a slot."""
+        """Adds a sequence whose KV has arrived in its pages to those that wait for a slot."""
         if self.adapters is None or self.adapters.enter(seq):
             self.joining.append(seq)
 
     def seat_adapters(self) -> bool:
-        """Fills slots with the adapters that sequences wait for; True if one of these waits no longer."""
+        """Fills adapter slots with the adapters that sequences wait for; True if a sequence can continue."""
         if self.adapters is None:
             return False
         seated = self.adapters.poll()
@@ -132,7 +132,7 @@ class Scheduler:
         return bool(seated)
 
     def join(self) -> Sequence | None:
-        """Gives a slot to one of the `joining` sequences and returns it. None: nothing joins now."""
+        """Gives a slot to one of the `joining` sequences and returns it. None: no sequence or no slot."""
         if not self.joining:
             return None
         shares = self.shares()
@@ -141,15 +141,15 @@ class Scheduler:
             return None
         self.joining.remove(seq)
         self._occupy(seq)
-        self._grow(seq)  # for the drafts of its first round; without room that one is plain
+        self._grow(seq)  # for the drafts of its first round, which has none if no pages are free
         return seq
 
     def fork(self, leader: Sequence, follower: Sequence) -> list[tuple[int, int]] | None:
         """Gives `follower` the leader's prompt rows: whole pages shared, the page of the last row copied.
 
         Returns (source page, target page) in each group of layers, which the caller copies before the next
-        step. None: there is no page or no slot, or the leader has lost its own. Then the follower is queued;
-        it will compute the rows that the cache does not hold.
+        step. None: no page or slot is free, or the leader was preempted. Then the follower is queued, and
+        computes the rows that are not cached.
         """
         rows = len(leader.prompt)
         copies = self.tables.fork(leader, follower, rows) if self._free_slots else None
@@ -166,9 +166,9 @@ class Scheduler:
     # --- pages ---------------------------------------------------------------------------------------
 
     def lend(self, generation: Generation, rows: int) -> tuple[list[int], int] | None:
-        """Pages for a pulled prompt of `rows` rows: (pages, how many of them came from the cache).
+        """Allocates pages for a pulled prompt of `rows` rows: (pages, number of cached ones among them).
 
-        None: there is no room, or a sequence that waits to be computed here (a preempted one, say) is first.
+        None: too few pages are free, or a sequence in the queue (a preempted one, say) comes first.
         """
         shares = self.shares()
         if self.waiting:
@@ -184,18 +184,18 @@ class Scheduler:
         return pages + self.tables.pages_of_state(state), cached
 
     def beside(self, leased: Collection[int]) -> int:
-        """The pages that a request can get while others may read these: without a slot of states none."""
+        """The number of pages that a request can get beside the `leased` ones; 0 without a state slot."""
         if isinstance(self.pool, PagesAndStates) and not self.pool.slots_beside(leased):
             return 0
         return self.pool.num_pages - sum(page < self.pool.num_pages for page in leased)
 
     @property
     def unowned(self) -> int:
-        """Pages that nobody has; the cache may hold them."""
+        """The number of pages that no sequence uses; they may be cached."""
         return self.pool.num_pages - self.pool.used
 
     def first(self, generations: SequenceOf[Generation]) -> Generation:
-        """The generation whose turn it is."""
+        """The generation that is scheduled next."""
         return min(generations, key=self.shares().turn)
 
     def _allocate(
@@ -208,13 +208,11 @@ class Scheduler:
         *,
         copied: bool = False,
     ) -> tuple[list[PageTable], int, int] | None:
-        """Tables for `rows` rows of `tokens`: (tables, the slot of its state, how many pages of the first
-        came from the cache).
+        """Allocates tables for `rows` rows of `tokens`: (tables, state slot, number of cached pages in the
+        first table). None: too few pages are free.
 
-        None: no room.
-
-        No page with row `computed`, or one after it, comes from the cache. `copied`: the rows are copied, not
-        computed, and pages that a step in flight may still write are waited for.
+        `computed`: this row and the rows after it are computed, so their pages never come from the cache.
+        `copied`: the rows are copied, not computed; pages that a step in flight may still write are not used.
         """
         while not self._starved:
             known = tokens if computed is None else tokens[: computed + 1]
@@ -236,14 +234,14 @@ class Scheduler:
         return None
 
     def remember(self, seq: Sequence, below: int | None = None) -> None:
-        """Caches the sequence's complete pages, as far as their rows lie below `below`, and its state."""
+        """Caches the complete pages of the sequence, up to row `below`, and its state."""
         rows = self.complete_rows(seq)
         self.tables.remember(seq, rows if below is None else min(rows, below))
         if self.tables.states is not None:
             self.tables.states.snapshot(seq)
 
     def passed(self, work: SequenceWork) -> None:
-        """A chunk has landed that is no prompt's end: its state may be worth keeping, if it has one."""
+        """Records a chunk that does not end its prompt: its state, if the model has one, may be cached."""
         states, seq = self.tables.states, work.seq
         if states is not None and states.passed(work):
             self.tables.remember(seq, self.complete_rows(seq))
@@ -251,11 +249,11 @@ class Scheduler:
 
     @property
     def states(self) -> StateCache:
-        """The slots of states, if there are some, and running totals."""
+        """The number of state slots, and running totals; zeros for a model without states."""
         return StateCache() if self.tables.states is None else self.tables.states.slots.counts
 
     def state_copies(self) -> list[tuple[int, int]]:
-        """Copies of slots of states (source, target) that come before the next step, each once."""
+        """Takes the pending state copies (source slot, target slot), to run before the next step."""
         states = self.tables.states
         if states is None:
             return []
@@ -263,14 +261,14 @@ class Scheduler:
         return copies
 
     def disown(self, seq: Sequence) -> None:
-        """No other sequence begins with its rows: what of them is cached goes, with all that begins alike."""
-        if self.tables.caches_early:  # else nothing is cached of a prompt before its end
+        """Removes the rows of the sequence, and every prompt that continues them, from the cache."""
+        if self.tables.caches_early:  # otherwise no prompt is cached before its end
             self.cache.cut(seq.prompt, seq.salt)
 
     def flush(self) -> int | None:
-        """Empties the prefix cache, on the host too; returns how many pages it had.
+        """Empties the prefix cache, also on the host; returns the number of pages removed.
 
-        None: a page is in use, or on its way from the host, and nothing has changed.
+        None: a page is in use or being loaded from the host, and nothing was removed.
         """
         if self.pool.used or (self.host is not None and self.host.loading):
             return None
@@ -278,22 +276,19 @@ class Scheduler:
         return self.cache.evict(self.cache.cached_pages) + from_host
 
     def retract(self) -> int:
-        """Sends what decodes here back to the queue, without KV, while no step runs; how many sequences."""
+        """Returns all decoding sequences to the queue, without KV, while no step runs; their number."""
         retracted = self._movable
         for seq in retracted:
             self._preempt(seq)
         joining, self.joining = self.joining, []
         joining += () if self.adapters is None else self.adapters.copied
         for seq in joining:
-            self._give_back(seq)
+            self._release(seq)
             self.waiting.add(seq)
         return len(retracted) + len(joining)
 
     def complete_rows(self, seq: Sequence) -> int:
-        """The number of its rows that may be cached.
-
-        Where pages also hold draft KV, that must be complete too.
-        """
+        """The number of rows that may be cached: their KV, and draft KV in the same pages, is complete."""
         return self.tables.complete_rows(seq)
 
     # --- one step ------------------------------------------------------------------------------------
@@ -301,8 +296,8 @@ class Scheduler:
     def schedule(self) -> list[SequenceWork]:
         """Composes the next step. Empty when nothing can run."""
         self._starved, preempted = False, len(self.preempted)
-        # a reservation may preempt a sequence that comes later
-        works = [self._decode(seq) for seq in self._in_turn() if seq.pages and self._reserve(seq)]
+        # a reservation may preempt a later sequence
+        works = [self._decode(seq) for seq in self._choose_decoding() if seq.pages and self._reserve(seq)]
         works += self._prompts(prompt_room(self.limits, len(works), self._missing()))
         if self.adapters is not None and (adapter := self.adapters.overdue):
             self._end_turn(self.adapters, adapter)
@@ -311,32 +306,32 @@ class Scheduler:
         return works
 
     def _missing(self) -> Iterator[WaitingPrompt]:
-        """The prompts that are not computed; of each, the last token does not count as missing."""
+        """Yields the prompts that are not fully computed, not counting the last token of each."""
         for seq in itertools.chain(self.running, self.waiting):
             if seq.missing > 1:
                 yield WaitingPrompt(_uncached(seq), seq.missing - 1, seq.ahead)
 
     def _prompts(self, room: PromptRoom) -> list[SequenceWork]:
-        """Chunks of prompts that run and of prompts that are admitted now, as far as there is room.
+        """Composes the chunks of running prompts, then admits waiting ones, while `room` has rows.
 
-        Where steps have little room, it is of rows without context, and those prompts come first to which one
-        that runs yields.
+        On devices with a `StepRoom`, `room` counts rows without context, and waiting prompts are admitted
+        before the running prompt that yields to them.
         """
         works: list[SequenceWork] = []
         for seq, occupancy in [(seq, seq.occupancy) for seq in self.running if seq.in_prompt]:
             if self._turns is not None:
                 works += (admitted := self._admissions(room, before=seq))
                 for work in admitted:
-                    room = self._behind(room, work)
+                    room = self._room_after(room, work)
             if seq.occupancy == occupancy and (chunk := self._chunk(seq, room)):
                 works.append(chunk)
-                room = self._behind(room, chunk)
+                room = self._room_after(room, chunk)
         return works + self._admissions(room)
 
     def _admissions(self, room: PromptRoom, before: Sequence | None = None) -> list[SequenceWork]:
-        """Admits waiting sequences and gives their first chunks, as far as there is room.
+        """Admits waiting sequences and returns their first chunks, while `room` has rows.
 
-        `before`: only those to which this one yields.
+        `before`: only sequences to which this running one yields are admitted.
         """
         works, passed = list[SequenceWork](), list[Sequence]()
         if not self.waiting or not room.rows:
@@ -357,26 +352,26 @@ class Scheduler:
                 break
             self.waiting.remove(seq)
             if not seq.pages:
-                continue  # the host loads the first of them
+                continue  # its first pages are being loaded from the host
             self._occupy(seq)
             shares.add(seq.generation, 1 + seq.keeps)
             if chunk := self._chunk(seq, room):
                 works.append(chunk)
-                room = self._behind(room, chunk)
+                room = self._room_after(room, chunk)
         for seq in passed:
             self.waiting.add(seq)
         return works
 
     def _waits_for_prefix(self, seq: Sequence) -> bool:
-        """True if a prompt that is being computed begins like this one, which will find its pages cached. A
-        prompt that is scored takes none from there.
+        """True if a running prompt computes the same prefix, whose pages this one can then reuse. A scored
+        prompt cannot reuse them, so it never waits.
         """
         return seq.generation.scores is None and any(
-            _is_being_computed(other) and _begin_alike(other, seq) for other in self.running
+            _is_being_computed(other) and _share_prefix(other, seq) for other in self.running
         )
 
-    def _in_turn(self) -> SequenceOf[Sequence]:
-        """The sequences that decode in this step."""
+    def _choose_decoding(self) -> SequenceOf[Sequence]:
+        """Chooses the sequences that decode in this step."""
         decoding = [seq for seq in self.running if self._may_decode(seq)]
         return decoding if self._turns is None else self._turns.choose(decoding, self.running)
 
@@ -393,9 +388,9 @@ class Scheduler:
         return SequenceWork(seq, seq.kv_len, tokens, seq.tree, sample=True, round=True)
 
     def _chunk(self, seq: Sequence, room: PromptRoom) -> SequenceWork | None:
-        """The sequence's next rows; the last one gives a token, and waits if that must.
+        """The next prompt rows of the sequence. The last row yields a token; it waits while `holds` says so.
 
-        None: nothing can run.
+        None: no row can run in this step.
         """
         rows = room.of(_uncached(seq))
         if self._turns is not None:
@@ -410,17 +405,17 @@ class Scheduler:
             return None
         return SequenceWork(seq, seq.kv_len, seq.tokens(seq.kv_len, stop), None, sample=stop == len(seq))
 
-    def _behind(self, room: PromptRoom, chunk: SequenceWork) -> PromptRoom:
-        """The room behind a chunk, which takes its own rows, or rows without context that take as long."""
+    def _room_after(self, room: PromptRoom, chunk: SequenceWork) -> PromptRoom:
+        """The room left after a chunk. A chunk costs its rows, or its time in rows without context."""
         rows = len(chunk.tokens)
         taken = rows if self._turns is None else round(self._turns.room.cost(rows, chunk.start))
         return room.behind(_uncached(chunk.seq), taken)
 
     def _admit(self, seq: Sequence, shares: CallShares) -> bool:
-        """Gives a waiting sequence pages for all its rows, or none if the host loads some. False: it waits.
+        """Gives a waiting sequence pages for all its rows, or starts a load from the host. False: it waits.
 
-        Free slots are reserved for its forks, unless these decode on another worker. Forks without a reserved
-        slot wait, and compute the part of their prompt that the cache does not hold.
+        Free slots are reserved for its forks, unless they decode on another worker. Forks without a reserved
+        slot wait, and compute the part of their prompt that is not cached.
         """
         generation = seq.generation
         if seq.in_flight or self._starved:
@@ -454,14 +449,14 @@ class Scheduler:
         return True
 
     def _reserve(self, seq: Sequence) -> bool:
-        """Takes pages for all rows that the coming rounds may write; may preempt sequences, also this one."""
+        """Takes pages for all rows that the next rounds may write; may preempt sequences, also this one."""
         while not self._grow(seq):
             if self._incoming.preempt():
                 self._starved = not self._grow(seq)
-                return not self._starved  # if so it waits: the pages come when the copies have stopped
+                return not self._starved  # while starved it waits for the copies to stop, which frees pages
             movable = self._movable
             if not movable:
-                return False  # prompts for other workers go on with the pages that they have
+                return False  # prompts for other workers are never preempted
             victim = self._last_of_the_richest(movable[1:] or movable, self.shares())
             self._preempt(victim)
             if victim is seq:
@@ -469,13 +464,13 @@ class Scheduler:
         return True
 
     def _grow(self, seq: Sequence) -> bool:
-        """Takes those pages if there is room for them."""
+        """Takes these pages if enough are free."""
         return self.tables.grow(seq)
 
     # --- shares ----------------------------------------------------------------------------------------
 
     def shares(self) -> CallShares:
-        """The numbers of sequences of each call: running, joining, and with pages on their way."""
+        """Counts the sequences of each call: running, joining, and being pulled."""
         joining = (seq.generation for seq in self.joining)
         shares = self._running_shares.plus(itertools.chain(joining, self._incoming.coming()))
         for seq in self.running:
@@ -516,12 +511,12 @@ class Scheduler:
 
     @property
     def _free_slots(self) -> int:
-        """The number of slots that are neither taken nor reserved for forks of a running sequence."""
+        """The number of slots that are neither used nor reserved for forks of a running sequence."""
         free = self.limits.max_running - len(self.running)
         return free and free - sum(seq.keeps for seq in self.running if seq.forks)
 
     def _occupy(self, seq: Sequence) -> None:
-        """Adds the sequence to the running batch, in a slot of its own."""
+        """Adds the sequence to the running batch, in a free slot."""
         self.running.append(seq)
         self._running_shares.add(seq.generation)
         seq.slot, seq.occupancy = self._slots.pop(), next(self._occupancies)
@@ -536,13 +531,13 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence) -> None:
         self._vacate(seq)
-        self._give_back(seq)
+        self._release(seq)
         self.waiting.add(seq)
         self.preempted.append(seq)
         self.preemptions += 1
 
     def _end_turn(self, turns: AdapterTurns, adapter: str) -> None:
-        """Sends back what computes with an adapter, and what could not begin: others wait for its slot."""
+        """Takes the slot from an adapter: preempts its sequences, and its queued ones leave the slot."""
         for seq in self._movable:
             if seq.adapter == adapter and turns.has_had_its_turn(seq):
                 self._preempt(seq)
@@ -551,10 +546,10 @@ class Scheduler:
                 turns.leave(seq)
 
     def _make_room(self, count: int) -> bool:
-        """Makes room for a sequence without pages: it can wait for those that go to the host first."""
+        """Frees pages for a new sequence, which can wait for pages that are saved to the host first."""
         return self.tables.make_room(count, spare=True)
 
-    def _give_back(self, seq: Sequence) -> None:
+    def _release(self, seq: Sequence) -> None:
         if self.adapters is not None:
             self.adapters.leave(seq)
         self.tables.remember(seq, self.complete_rows(seq))
@@ -564,21 +559,22 @@ class Scheduler:
 
 
 def _uncached(seq: Sequence) -> int:
-    """Its tokens beyond those that came from the prefix cache when it was admitted."""
+    """The number of tokens that did not come from the prefix cache at admission."""
     return len(seq) - seq.generation.cached_tokens
 
 
 def _is_being_computed(seq: Sequence) -> bool:
-    """True until its prompt may be cached: its first token may be that of a step in flight."""
+    """True until the prompt can be cached, which is when the step of its first token has ended."""
     return seq.missing > 1 or (seq.in_flight > 0 and not seq.output)
 
 
-def _begin_alike(computed: Sequence, seq: Sequence) -> bool:
-    """True if the first `LONG_PROMPT` tokens that `computed` did not find in the cache are those of `seq`.
-    What lies before them is not compared: nothing but how long `seq` waits depends on it.
+def _share_prefix(computed: Sequence, seq: Sequence) -> bool:
+    """True if the first `LONG_PROMPT` uncached tokens of `computed` equal those of `seq`.
+
+    The tokens before them are not compared: a wrong answer only changes how long `seq` waits.
     """
     first = computed.generation.cached_tokens
     last, ours, theirs = first + LONG_PROMPT - 1, seq.prompt, computed.prompt
     if computed.salt != seq.salt or last >= min(len(ours), len(theirs)) or ours[last] != theirs[last]:
-        return False  # at little cost, of most
+        return False  # cheap, and rejects most pairs
     return ours[first:last] == theirs[first:last]

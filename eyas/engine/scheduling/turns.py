@@ -1,8 +1,8 @@
-"""The choice of the sequences that decode in a step without room for all: by request, the least served first.
+"""Chooses the sequences that decode in a step that has no capacity for all: the least served request first.
 
-A step's rows are counted in rows without context, so that many choices and a long context count alike. A new
-request starts with the least that another one was given. A step with room for all sets all accounts to zero:
-no request saves up turns.
+Cost is counted in rows without context, so that several choices and a long context are comparable. A new
+request starts with the smallest cost that another one has used. A step with capacity for all sequences resets
+all counts to zero, so no request saves up turns.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Call = tuple[str, str]  # caller, call
 
 @dataclass(frozen=True)
 class StepRoom:
-    """The room of a step on a device where its time grows with its rows: as much as `rows` rows without
-    context. A row that attends to `context_tokens` tokens takes twice as much as one without context.
+    """The capacity of a step on a device where its time grows with its rows: `rows` rows without context.
+    A row that attends to `context_tokens` tokens costs twice as much as one without context.
 
-    `drafting`: where plain rounds of all that decode take more than that, drafts only make steps longer. With
-    less all decode, and have drafts.
+    `drafting`: if plain rounds of all decoding sequences cost more than this, drafts would only lengthen the
+    steps, and sequences may take turns. Below it all sequences decode with drafts.
     """
 
     rows: float
@@ -35,27 +35,23 @@ class StepRoom:
         return rows * (1.0 + context / self.context_tokens)
 
     def rows_within(self, cost: int, context: int) -> int:
-        """The number of rows after `context` tokens that take `cost`, but at least one of a
-        positive `cost`.
-        """
+        """The number of rows after `context` tokens that cost `cost`; at least one if `cost` is positive."""
         return max(round(cost / (1.0 + context / self.context_tokens)), min(cost, 1))
 
 
 class DecodeTurns:
-    """The rows that the steps with too little room gave to each call."""
+    """Counts the cost that each call has used in steps without capacity for all."""
 
     def __init__(self, room: StepRoom) -> None:
         self.crowded = False
-        """True if drafts only make steps longer, since many sequences decode."""
+        """True if so many sequences decode that drafts would only lengthen the steps."""
         self.room = room
         self._given: dict[Call, float] = {}
-        self._least = 0.0  # of those that could decode in the last such step
+        self._least = 0.0  # the smallest count among the calls that could decode in the last such step
 
     def choose(self, decoding: SequenceOf[Sequence], running: Iterable[Sequence]) -> SequenceOf[Sequence]:
-        """Chooses the sequences of `decoding` that go into the next step, at least one. `running`: all that
-        have slots.
-
-        Of one call those with the shortest outputs come first.
+        """Chooses the sequences of `decoding` that decode in the next step, at least one. `running`: all
+        sequences with slots. Within a call, sequences with the shortest outputs come first.
         """
         self.crowded = sum(self.room.cost(1, seq.kv_len) for seq in decoding) > self.room.drafting
         if not self.crowded or sum(map(self._cost, decoding)) <= self.room.rows:
@@ -70,11 +66,11 @@ class DecodeTurns:
         calls = {seq.generation.share for seq in running}
         self._given = {call: max(self._given.get(call, 0.0), self._least) for call in calls}
         self._least = min(self._given[call] for call in lines)
-        chosen = self._dealt(lines)
+        chosen = self._deal(lines)
         return [seq for seq in decoding if seq in chosen]
 
-    def _dealt(self, lines: dict[Call, list[Sequence]]) -> set[Sequence]:
-        """While there is room, one from the end of the line of the call that was given least."""
+    def _deal(self, lines: dict[Call, list[Sequence]]) -> set[Sequence]:
+        """Repeatedly takes the last sequence of the least served call, until the step is full."""
         heap = [(self._given[call], place, call) for place, call in enumerate(lines)]
         heapq.heapify(heap)
         chosen: set[Sequence] = set()
