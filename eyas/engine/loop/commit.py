@@ -64,9 +64,7 @@ class StepCommitter:
             if result.work.seq.generation.kind is GenerationKind.PREFILL:
                 self._offer(result)
                 continue
-            if (
-                result.work.sample and not result.work.round
-            ):  # a whole prompt: other requests may now share it
+            if result.work.sample and not result.work.round:  # a whole prompt, which others may share now
                 self.scheduler.remember(result.work.seq, below=result.work.start + result.rows)
             if result.forks:
                 self._fork(result)
