@@ -1,4 +1,4 @@
-"""The Prometheus metrics of a worker. Other files call methods here and name no metric themselves.
+"""The Prometheus metrics of a worker. Only this module knows their names.
 
 `docs/metrics.md` lists the metrics of every process.
 """
@@ -17,11 +17,10 @@ from eyas.common.types import TokenEntry
 
 
 class PlainHistogram(Collector):
-    """A histogram without labels and locks, for one thread: it is cheap enough for every token.
+    """A histogram without labels and locks, for one thread, which is cheap enough to observe every token.
 
-    `observe` adds one value; equal ones that follow each other are counted together, for streams that get a
-    token of each step have the same time between them. `show` replaces all values by counts that another
-    process has made.
+    `observe` adds one value. Consecutive equal values are counted together, because streams in the same step
+    observe the same time between tokens. `show` replaces all values by the counts of another process.
     """
 
     def __init__(
@@ -31,26 +30,28 @@ class PlainHistogram(Collector):
         self._help = help
         self._bounds = tuple(map(float, bounds))
         self._values = Histogram(self._bounds)
-        self._value, self._times = 0.0, 0  # the last one, not counted yet, and how often it came
+        self._value, self._times = 0.0, 0  # the last value and its repetitions, not yet counted
         if registry is not None:
             registry.register(self)
 
     def observe(self, value: float) -> None:
         """Adds a value."""
         if value != self._value:
-            self._settle()
+            self._flush()
             self._value = value
         self._times += 1
 
     def show(self, counts: Sequence[int], total: float) -> None:
-        """`counts` per bucket, as `eyas.common.histogram.Histogram` has them; none: nothing was counted."""
+        """Replaces the values by `counts` per bucket, as in `eyas.common.histogram.Histogram`, unless
+        empty.
+        """
         if counts:
             self._values.counts[:] = counts
             self._values.total = total
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """The counts so far, as Prometheus reads them."""
-        self._settle()
+        self._flush()
         names = (*map(str, self._bounds), "+Inf")
         buckets = list(zip(names, accumulate(self._values.counts), strict=True))
         yield HistogramMetricFamily(self._name, self._help, buckets=buckets, sum_value=self._values.total)
@@ -59,16 +60,16 @@ class PlainHistogram(Collector):
         """Describes its name and help to the registry."""
         yield HistogramMetricFamily(self._name, self._help)
 
-    def _settle(self) -> None:
+    def _flush(self) -> None:
         if self._times:
             self._values.add(self._value, self._times)
             self._times = 0
 
 
 class ModelName(Collector):
-    """Adds the label `model_name` to those of `figures` that are of the model and not of the process.
+    """Adds the label `model_name` to the metrics of `figures`, except those of the process itself.
 
-    `model`: its name, as far as it is known; empty: the label is left out.
+    `model`: returns the model's name; empty (not known yet): no label is added.
     """
 
     OF_THE_PROCESS = ("process_", "python_")
@@ -78,7 +79,7 @@ class ModelName(Collector):
         self._model = model
 
     def collect(self) -> Iterator[Metric]:
-        """The figures of now."""
+        """The current metrics."""
         name = self._model()
         for family in self._figures.collect():
             if not name or family.name.startswith(self.OF_THE_PROCESS):
@@ -123,7 +124,7 @@ _TOTALS = {
         "Prompt tokens with cached pages, computed for want of a state",
     ),
 }
-"""Of an engine, by the name in `WorkerMetrics.totals`: the metric's and what it counts."""
+"""The counters of an engine, by their name in `WorkerMetrics.totals`: the metric's name and help."""
 
 
 class WorkerMetrics:
@@ -183,24 +184,24 @@ class WorkerMetrics:
         self._seen_commits: dict[str, int] = {}
 
     def moved(self, path: str, *totals: float) -> None:
-        """The engine's running totals for one transfer path: pulls, bytes, seconds."""
+        """Updates the counters of one transfer path to the engine's totals: pulls, bytes, seconds."""
         seen = self._seen_moved.get(path, (0.0, 0.0, 0.0))
         for counter, before, total in zip(self._moved, seen, totals, strict=True):
             counter.labels(path).inc(max(0.0, total - before))
         self._seen_moved[path] = totals
 
     def ways_refused(self, path: str, total: int) -> None:
-        """The engine's running total of failures of one transfer path."""
+        """Updates the counter of failures of one transfer path to the engine's total."""
         self._ways_refused.labels(path).inc(max(0, total - self._seen_refused.get(path, 0)))
         self._seen_refused[path] = total
 
     def drafts_sent(self, path: str, total: int) -> None:
-        """The engine's running total of commits to draft workers by one path."""
+        """Updates the counter of commits to draft workers by one path to the engine's total."""
         self._commits.labels(path).inc(max(0, total - self._seen_commits.get(path, 0)))
         self._seen_commits[path] = total
 
     def totals(self, **totals: float) -> None:
-        """The engine's running totals, under their names in `Load`."""
+        """Updates the counters of `_TOTALS` to the engine's totals."""
         for name, total in totals.items():
             self._engine_totals[name].inc(max(0, total - self._seen[name]))
             self._seen[name] = total

@@ -1,8 +1,7 @@
-"""A model's folder, without reading weights: its name, its JSON files, and where its tokenizer comes from.
+"""A model's folder, without its weights: its name, its JSON files, and the source of its tokenizer.
 
-A name is the folder's, or the hub's where the folder lies in the hub's cache. A file that holds one JSON
-object is read, or refused in one sentence. Flags may name another folder for the tokenizer, and a chat
-template.
+A model is named after its folder, or as on the hub if the folder is in the hub's cache. Flags may name
+another folder for the tokenizer, and a chat template.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _TEMPLATE_MARKS = ("{{", "{%")
 
 
 class HubName(NamedTuple):
-    """A model's name on the hub, ORG/NAME, and the branch, tag or commit, if one is asked for."""
+    """A model's name on the hub, ORG/NAME, and the requested branch, tag or commit, if any."""
 
     name: str
     revision: str | None
@@ -46,11 +45,11 @@ def model_name(model: str) -> str:
 
 
 def read_json_object(path: Path, param: str | None = None) -> dict[str, Any]:
-    """The object. Raises ConfigError, which names the file, for one that cannot be read or holds no object,
-    for half a surrogate pair, which is no text, and for a name that stands twice in an object with different
-    values: readers disagree on which counts.
+    """Reads a file with one JSON object.
 
-    `param`: of the error.
+    Raises ConfigError with `param`, which names the file, if it cannot be read or has no object, for half a
+    surrogate pair, which is invalid text, and for a name that occurs twice in an object with different
+    values: JSON parsers disagree on which one counts.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -79,16 +78,14 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TextSource:
-    """The source of a tokenizer: the tokenizer of `folder`, and its chat templates, or the one that was given
-    (`given_template`) instead.
-    """
+    """The tokenizer of `folder`, with its chat templates, or with `template` instead (`given_template`)."""
 
     folder: Path
     template: str | None = None
 
 
 def given_template(given: str) -> tuple[str, str]:
-    """The chat template that a flag names, itself or as a file, and what to call it in errors.
+    """The chat template of a flag, which is a template or the path of one, and its name in errors.
 
     Raises ConfigError for a file that cannot be read.
     """

@@ -1,4 +1,4 @@
-"""Suggestions for an unknown name that someone typed."""
+"""Suggestions for a misspelled name."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Names of pages in a prefix cache, and those of a worker's with their latest changes, as it reports them.
+"""Names of pages in a prefix cache, and a worker's report of the names in its cache and their changes.
 
-A name is a digest of all tokens from the prompt's start to the page's key: its own tokens and `lookahead`
-more, where draft KV lives in the same pages. It begins with the text's salt, if it has one: names under
-different salts differ. Workers and gateways compute the same names, and so can speak of pages without
-sending tokens. A worker's report has a bounded log of changes; a gateway further behind gets all names.
+A page's name is a digest of all tokens from the start of the prompt to the end of the page's key. The key is
+the page's own tokens and `lookahead` more, if draft KV is in the same pages. The digest starts from the salt
+of the text, if it has one, so names under different salts differ. Workers and gateways compute the same
+names, so they can refer to pages without sending tokens. A worker logs a bounded number of changes; a gateway
+that missed more receives all names.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ import msgspec
 
 NAME_BYTES = 16
 _ID: Final = "i"  # a token id as it is digested
-ID_BYTES = 4  # so that a page's are one block of the digest
+ID_BYTES = 4  # so that the ids of a page fit into one block of the digest
 SHORT_BYTES = 8
-"""The bytes of a name on its way: two pages with one short name cost a prompt computed twice, never a token.
+"""The bytes of a name in messages. If two pages share a short name, a prompt may be computed again, but no
+token is ever wrong.
 """
 MOST_LOGGED = 1 << 20  # bytes of names
 
 
 @dataclass(frozen=True)
 class PageShape:
-    """The tokens that a page's key is made of: its own, and some after them."""
+    """The tokens of a page's key: `size` of its own, and `lookahead` after them."""
 
     size: int = 16
     lookahead: int = 0
@@ -41,17 +43,19 @@ class PageShape:
         )
 
     def names(self, ids: bytes, salt: bytes = b"") -> PageNames:
-        """The short names of the pages that a cache can serve: the last token is always computed again.
+        """The short names of a prompt's pages that a cache can serve: its last token is always computed
+        again.
 
-        `ids`: `packed`. `salt`: `salt_of`.
+        `ids`: the tokens as `packed`. `salt`: from `salt_of`.
         """
         tokens = len(ids) // ID_BYTES
         return PageNames(self, max(min(tokens - 1, tokens - self.lookahead), 0) // self.size, ids, salt)
 
 
 class PageNames:
-    """The short names of a prompt's first pages, in order. A long prompt has thousands, each made from the
-    one before, so they are made as far as they are looked at.
+    """The short names of a prompt's first pages, in order, computed on demand.
+
+    A long prompt has thousands of pages, and each name depends on the one before.
     """
 
     def __init__(self, shape: PageShape, count: int, ids: bytes, salt: bytes) -> None:
@@ -60,7 +64,7 @@ class PageNames:
         self._count = count
         self._ids = ids
         self._names: list[bytes] = []
-        self._last = salt  # the whole name of the last of them
+        self._last = salt  # the full name of the last computed page
 
     def __len__(self) -> int:
         return self._count
@@ -69,11 +73,11 @@ class PageNames:
         if page >= self._count:
             raise IndexError(page)
         if page >= len(self._names):
-            self._make(page + 1)
+            self._compute(page + 1)
         return self._names[page]
 
-    def _make(self, count: int) -> None:
-        """Up to `count` in all."""
+    def _compute(self, count: int) -> None:
+        """Computes the names of the first `count` pages."""
         width, after = ID_BYTES * self._shape.size, ID_BYTES * self._shape.lookahead
         digest, ids, name, add = hashlib.blake2b, self._ids, self._last, self._names.append
         for begin in range(width * len(self._names), width * count, width):
@@ -83,10 +87,10 @@ class PageNames:
 
 
 def salt_of(text: str, adapter: str = "") -> bytes:
-    """The name in place of a page before the first one: a digest of all that decides what a page holds, or
-    who may share it, beside its tokens; b"" if nothing does.
+    """The parent name of a first page: a digest of everything other than tokens that determines what a page
+    contains, or who may share it; b"" if there is none.
 
-    `text`: the caller's salt. `adapter`: the id of the one that computes the page; both may be "".
+    `text`: the caller's salt. `adapter`: the id of the adapter that computes the page. Both may be "".
     """
     if adapter:
         text = f"{adapter}\0{text}"
@@ -95,22 +99,22 @@ def salt_of(text: str, adapter: str = "") -> bytes:
 
 
 def salt_of_weights(salt: bytes, digest: str) -> bytes:
-    """The same where weights of this digest compute the pages, from what `salt_of` returns."""
+    """Extends a salt from `salt_of` by the digest of the weights that compute the pages."""
     return hashlib.blake2b(digest.encode() + salt, digest_size=NAME_BYTES, person=b"weights").digest()
 
 
 def packed(tokens: Sequence[int]) -> bytes:
-    """Token ids as they are digested, and as they travel: `ID_BYTES` each, little-endian."""
+    """Token ids in the form that is hashed and sent: `ID_BYTES` each, little-endian."""
     return (tokens if isinstance(tokens, array) else array(_ID, tokens)).tobytes()
 
 
 def unpacked(ids: bytes) -> tuple[int, ...]:
-    """Reverses `packed`. Raises ValueError for a length that it does not give."""
+    """Reverses `packed`. Raises ValueError unless the length is a multiple of `ID_BYTES`."""
     return tuple(memoryview(ids).cast(_ID))
 
 
 def named(parent: bytes, key: tuple[int, ...]) -> bytes:
-    """The name of the page with this key after the page of this name (after none: the text's salt)."""
+    """The name of the page with this key, after the page named `parent` (for a first page: the salt)."""
     return hashlib.blake2b(parent + packed(key), digest_size=NAME_BYTES).digest()
 
 
@@ -120,9 +124,10 @@ def split(names: bytes) -> Iterator[bytes]:
 
 
 class CacheNews(msgspec.Struct, frozen=True):
-    """Packed short names of pages: forget the `dropped` ones, all if `whole`; then hold the `added` ones.
+    """An update of the cached pages, by packed short names: first remove the `dropped` ones (all, if
+    `whole`), then add the `added` ones.
 
-    `epoch`: of the pool. `until`: what to ask after next.
+    `epoch`: of the pool. `until`: the number to pass to the next `CachedPages.since`.
     """
 
     epoch: int
@@ -137,13 +142,13 @@ IN_POOL, ON_HOST = 1, 2
 
 
 class CachedPages:
-    """The pages of one pool, and of the host's memory behind it: a page is cached as long as one has it."""
+    """The pages cached in one pool or in its host memory tier, and a log of the latest changes."""
 
     def __init__(self, epoch: int, shape: PageShape, most_logged: int = MOST_LOGGED) -> None:
         self._epoch = epoch
         self._shape = shape
         self._most = most_logged
-        self._cached: dict[bytes, int] = {}  # where, by name
+        self._cached: dict[bytes, int] = {}  # by name: IN_POOL, ON_HOST, or both
         self._log: deque[tuple[bytes, bytes]] = deque()  # (dropped, added)
         self._logged = 0  # bytes
         self._end = 0  # the number of the next change
@@ -151,18 +156,18 @@ class CachedPages:
     def change(
         self, added: bytes, dropped: bytes, host_added: bytes = b"", host_dropped: bytes = b""
     ) -> None:
-        """Notes what the engine said: what came and left, on the host as well."""
+        """Records the pages that the engine added and dropped, in the pool and on the host."""
         before: dict[bytes, int] = {}
-        for names, where, here in (
+        for names, tier, is_added in (
             (dropped, IN_POOL, False),
             (host_dropped, ON_HOST, False),
             (added, IN_POOL, True),
             (host_added, ON_HOST, True),
         ):
             for name in split(names):
-                now = self._cached.get(name, 0)
-                before.setdefault(name, now)
-                self._cached[name] = now | where if here else now & ~where
+                tiers = self._cached.get(name, 0)
+                before.setdefault(name, tiers)
+                self._cached[name] = tiers | tier if is_added else tiers & ~tier
         for name in before:
             if not self._cached[name]:
                 del self._cached[name]
@@ -177,9 +182,9 @@ class CachedPages:
             self._logged -= sum(map(len, self._log.popleft()))
 
     def since(self, number: int | None) -> CacheNews | None:
-        """Returns the changes from `number` on; for None, or where the log is too short, all cached pages.
+        """Returns the changes from `number` on; for None, or if the log is too short, all cached pages.
 
-        None: nothing changed.
+        Returns None if nothing changed.
         """
         if number == self._end:
             return None
@@ -187,9 +192,9 @@ class CachedPages:
             return CacheNews(self._epoch, self._shape, b"".join(self._cached), whole=True, until=self._end)
         dropped: set[bytes] = set()
         added: dict[bytes, None] = {}
-        for out, came in list(self._log)[number - self._end :]:
-            for name in split(out):
+        for removed, new in list(self._log)[number - self._end :]:
+            for name in split(removed):
                 added.pop(name, None)
                 dropped.add(name)
-            added.update(dict.fromkeys(split(came)))
+            added.update(dict.fromkeys(split(new)))
         return CacheNews(self._epoch, self._shape, b"".join(added), b"".join(dropped), until=self._end)

@@ -1,4 +1,4 @@
-"""Sampling parameters and priorities: what a caller may ask, and which values are valid.
+"""Sampling parameters and priorities of requests, and their valid values.
 
 Plain values, shared by the SDK, the gateway, the wire and the engine. The arithmetic is in
 `eyas.engine.sampling`; stop strings belong to the gateway.
@@ -23,7 +23,7 @@ MOST_ADAPTER_NAME = 256  # characters of an adapter's name,
 ADAPTER_NAME = r"[!-9;-~]+"  # which are printable ASCII, without spaces and colons
 MOST_ADAPTER_RANK = 256
 PRIORITY_S = 1.0
-"""Seconds of waiting that one unit is worth: so none waits for ever behind those that count more."""
+"""Seconds of waiting that count as one unit of priority, so that no request waits indefinitely."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -55,13 +55,13 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def reads_history(self) -> bool:
-        """Whether sampling needs more than the model's row of logits, or must give more than a token."""
+        """Whether sampling needs more input than a row of logits, or has more output than a token."""
         return self.grammar is not None or self.reads_more_than_grammar
 
     @property
     def reads_more_than_grammar(self) -> bool:
-        """Whether that is so, a grammar left out."""
-        # Each row of a step is asked: no tuples are made for it.
+        """`reads_history` without regard to a grammar."""
+        # This runs per row of a step, so it builds no tuples.
         if self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0:
             return True
         return bool(self.logit_bias or self.bad_words) or self.logprobs is not None

@@ -1,8 +1,9 @@
-"""The time of an engine's step: a measured table, the pace over it, and the share of steps with prompts.
+"""A model of an engine's step time: a measured table, the pace that corrects it, and the share of prompt
+steps.
 
-The table is read between its points on straight lines. A step's time is the sum of what its rows take
-(products and row kernels), what its decode rows read of keys and values, and what its prompt rows attend to.
-The pace is the ratio of measured to predicted times, by kind of step.
+The table is interpolated linearly. A step's time is the sum of three terms: the products and row kernels of
+all rows, the keys and values that decode rows read, and the attention of prompt rows. The pace is the ratio
+of measured to predicted times, per kind of step.
 """
 
 from __future__ import annotations
@@ -19,33 +20,35 @@ FADE_S = 5.0
 """After steps of a kind that take this long, those before them have lost all but 1/e of their weight."""
 
 ENOUGH_S = 0.3
-"""Predicted time of the steps of a kind that count; with less, nothing is said of it."""
+"""The least predicted time of measured steps of a kind; with less, its pace is unknown (0.0)."""
 
 MOST = 4.0
-"""A step that took longer than this many times the prediction waited for something: it counts as so long."""
+"""The highest ratio of a step that counts. A slower step waited for something, and counts as this ratio."""
 
 CHANGE = 0.05
-"""Paces within this part of one another are alike: what follows from them need not change."""
+"""Paces that differ by less than this part count as equal, so that decisions based on them stay."""
 
 WINDOW_S = 4.0
-"""After this time, what was measured has lost all but 1/e of its weight."""
+"""The time constant of `PromptShare`: after it, a step has lost all but 1/e of its weight."""
 
 
 @dataclass(frozen=True)
 class PiecewiseCurve:
-    """A function given by points, x ascending. Beyond the last point it goes on as between the last two."""
+    """A piecewise linear function, by its points, x ascending. The last line extends beyond the last
+    point.
+    """
 
     points: tuple[tuple[float, float], ...]
 
     def at(self, x: float) -> float:
-        """The value at `x`; below the first point that point's."""
+        """The value at `x`; below the first point, the value of that point."""
         starts, lines = self._lines
         x0, y0, slope = lines[bisect_right(starts, x)]
         return y0 + slope * (x - x0)
 
     @cached_property
     def _lines(self) -> tuple[list[float], list[tuple[float, float, float]]]:
-        """The points at which another line begins, and the lines: a point of each, and its slope."""
+        """The x values at which lines begin, and the lines: a point of each, and its slope."""
         points = self.points
         lines = [(*points[0], 0.0)]
         for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
@@ -57,7 +60,7 @@ class PiecewiseCurve:
 class StepPace:
     """Measured over predicted time of steps that only decode, that only compute prompts, and that do both.
 
-    1.0: as predicted; 0.0, in what a worker says of itself: it has not seen such steps.
+    1.0: as predicted; 0.0 in the report of a worker: unknown, for lack of such steps.
     """
 
     decode: float = 1.0
@@ -76,7 +79,7 @@ class StepTimes:
     `rows_ms`: by all its rows. `context_ms`: by the tokens that all decode rows together attend to.
     `pairs_ms`: per million pairs of a prompt row and a token that it attends to. `mixed_ms`: what a step with
     prompt rows and decode rows takes beyond the sum of its parts. `grain`: rows; a step with prompts is
-    padded to a multiple of it. `pace`: by how much steps were longer lately than the parts say.
+    padded to a multiple of it. `pace`: the ratio by which recent steps took longer than predicted.
     """
 
     rows_ms: PiecewiseCurve
@@ -109,10 +112,10 @@ class StepRates:
 def prompt_s(
     times: StepTimes, budget: StepBudget, tokens: int, queued: int, decoding: int, context: float
 ) -> float:
-    """Seconds until `tokens` prompt tokens are computed behind `queued` others, beside `decoding` sequences
-    with `context` tokens.
+    """Seconds until `tokens` prompt tokens are computed after `queued` others, while `decoding` sequences
+    with `context` tokens in all decode.
 
-    They count as one prompt of which nothing is cached, or as a queue of prompts as long as one chunk.
+    The tokens count as one prompt without cached tokens, or as a queue of prompts as long as one chunk.
     """
     total = tokens + queued
     if total <= 0:
@@ -122,13 +125,13 @@ def prompt_s(
 
 
 class PaceMeter:
-    """Told of every step. What it says of a kind stays as it is while no such step runs."""
+    """Measures the pace from every step. The pace of a kind stays unchanged while no step of it runs."""
 
     def __init__(self) -> None:
         self._sums = {kind: (0.0, 0.0) for kind in KINDS}  # measured and predicted seconds, fading
 
     def ran(self, decoding: int, prompt_rows: int, measured_s: float, predicted_s: float) -> None:
-        """A step ran: `decoding` sequences and `prompt_rows` rows of prompts, at least one of either."""
+        """Records a step with `decoding` sequences and `prompt_rows` rows of prompts, not both 0."""
         kind = "decode" if not prompt_rows else "mixed" if decoding else "prompt"
         decay = math.exp(-predicted_s / FADE_S)
         measured, predicted = self._sums[kind]
@@ -147,9 +150,9 @@ class PaceMeter:
 
 
 def mean_pace(reported: Iterable[StepPace]) -> StepPace:
-    """The mean of what alike workers say.
+    """The mean pace of identical workers.
 
-    Steps of which none of them has seen any are taken to be as fast as the fastest kind: so they are tried.
+    A kind of step that none of them has run gets the pace of the fastest kind, so that it will be tried.
     """
     paces, means = list(reported), {}
     for kind in KINDS:
@@ -161,20 +164,25 @@ def mean_pace(reported: Iterable[StepPace]) -> StepPace:
 
 
 def alike(one: StepPace, other: StepPace) -> bool:
-    """Whether they differ by so little that nothing follows from it."""
+    """Whether two paces differ by at most CHANGE in every kind."""
     pairs = [(getattr(one, kind), getattr(other, kind)) for kind in KINDS]
     return all(abs(new - old) <= CHANGE * old for new, old in pairs)
 
 
 class PromptShare:
-    """Told of every step, in order. Times are seconds of one clock; time without steps counts as none."""
+    """The fading share of time in which steps with prompts ran, from every step in order.
+
+    Times are seconds of one clock. Time without steps counts as time without prompts.
+    """
 
     def __init__(self) -> None:
         self._share = 0.0
         self._end_s = -math.inf
 
     def ran(self, start_s: float, end_s: float, *, prompts: bool) -> None:
-        """A step ran; `prompts`: it computed prompt rows. What an earlier step overlaps counts as that's."""
+        """Records a step; `prompts`: it computed prompt rows. Time that overlaps an earlier step belongs to
+        that step.
+        """
         start_s = max(start_s, self._end_s)
         end_s = max(start_s, end_s)
         decay = math.exp(-(end_s - start_s) / WINDOW_S)

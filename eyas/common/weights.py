@@ -1,9 +1,8 @@
 """Messages of gateways and workers about weights that change while a cluster serves.
 
-An update has three steps on every worker. It is prepared: read, checked and rehearsed while the old weights
-serve. Then the worker is closed: it takes no new request, and those that it has end. At last it is committed,
-and the worker opens again with the new weights. Until the first commit the update may be dropped, and
-everything is as it was.
+An update has three steps on every worker. Prepare: the new weights are read, checked and rehearsed while the
+old ones serve. Close: the worker accepts no new requests, and its current ones end. Commit: the worker
+switches to the new weights and opens again. Until the first commit the update may be dropped without effect.
 """
 
 from __future__ import annotations
@@ -16,18 +15,20 @@ import msgspec
 from eyas.common.wire.message import TaggedMessage, WireFailure
 
 PREPARE_S = 900.0
-"""To read and rehearse the weights of a large model; what is prepared stays as long for those that follow."""
+"""The time limit to read and rehearse the weights of a large model, and how long prepared weights are
+kept.
+"""
 
 JOIN_S = 30.0
-"""For all processes of a group to meet, unless a request says how long."""
+"""The time limit for all processes to join a group, unless a request sets it."""
 
 
 class Running(enum.StrEnum):
-    """How running requests go on when new weights come."""
+    """What happens to running requests when new weights are committed."""
 
-    DRAIN = "drain"  # they are waited for
+    DRAIN = "drain"  # the update waits until they end
     ABORT = "abort"  # they fail
-    RESTART = "restart"  # those whose callers have no token begin again with the new weights; others fail
+    RESTART = "restart"  # those that have sent no token start again with the new weights; others fail
 
 
 DTYPES = {
@@ -45,7 +46,7 @@ DTYPES = {
     "float8_e5m2": "F8_E5M2",
     "float8_e8m0fnu": "F8_E8M0",
 }
-"""What safetensors files call dtypes, by torch's names."""
+"""The names of dtypes in safetensors files, by torch's names."""
 
 
 # --- where new weights are ------------------------------------------------------------------------------
@@ -101,7 +102,7 @@ class DeviceBuffer(msgspec.Struct, frozen=True):
 
 
 class DeviceSource(TaggedMessage, frozen=True):
-    """Buffers of a process that keeps them until the update has been answered."""
+    """Buffers of another process, which must keep them until the update has been answered."""
 
     buffers: tuple[DeviceBuffer, ...]
     param: ClassVar[str] = "serialized_named_tensors"
@@ -122,8 +123,8 @@ Source = FolderSource | BytesSource | SharedSource | DeviceSource | GroupSource
 
 
 class PrepareWeights(TaggedMessage, frozen=True):
-    """Reads, checks and rehearses new weights. `whole`: all of the model's; else tensors that are missing
-    stay as they are.
+    """Reads, checks and rehearses new weights. `whole`: the source has all tensors of the model; else missing
+    tensors stay unchanged.
     """
 
     version: str
@@ -133,8 +134,10 @@ class PrepareWeights(TaggedMessage, frozen=True):
 
 
 class CloseForWeights(TaggedMessage, frozen=True):
-    """Takes no new request, and answers when nothing runs: after `wait_s` at most, or it opens again. It also
-    does if nothing follows for `hold_s`, which the same call begins anew. `digest`: of the prepared weights.
+    """Closes the worker to new requests, and answers when no request runs.
+
+    The worker opens again if requests still run after `wait_s`, or if no other command arrives within
+    `hold_s`; repeating this command restarts `hold_s`. `digest`: of the prepared weights.
     """
 
     digest: str
@@ -144,13 +147,13 @@ class CloseForWeights(TaggedMessage, frozen=True):
 
 
 class CommitWeights(TaggedMessage, frozen=True):
-    """Puts the prepared weights of this digest in the place of the old ones, and opens."""
+    """Replaces the weights by the prepared ones with this digest, and opens the worker."""
 
     digest: str
 
 
 class DropWeights(TaggedMessage, frozen=True):
-    """Forgets the prepared weights of this digest, and opens."""
+    """Discards the prepared weights with this digest, and opens the worker."""
 
     digest: str
 
@@ -163,7 +166,7 @@ class ReadWeight(TaggedMessage, frozen=True):
 
 
 class CheckJoin(TaggedMessage, frozen=True):
-    """Whether the worker could join a group of that name: a join waits until all of its processes come."""
+    """Checks that the worker can join a group, before all join: a join waits for all of its processes."""
 
     group: str
     backend: str
@@ -199,8 +202,8 @@ WeightsCommand = (
 
 
 class WeightsReply(TaggedMessage, frozen=True):
-    """The answer to a command. `digest`, `tensors`, `nbytes`: of prepared weights. `seconds`: that it took;
-    of a commit, how long no step could run. `requests`: that were ended. `numbers`: of a tensor.
+    """The answer to a command. `digest`, `tensors`, `nbytes`: of prepared weights. `seconds`: the duration;
+    of a commit, how long no step could run. `requests`: the number that were ended. `numbers`: of a tensor.
     """
 
     digest: str = ""
