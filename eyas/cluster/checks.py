@@ -1,10 +1,10 @@
 """Checks before any process of a cluster starts: of folders, and that weights and KV pages fit.
 
-Folders must be a model and a head that can be served. File names, small files and the headers of large ones
-are read, and no torch is loaded: whether tensors have the shapes that a model wants, and whether a head fits,
-the engine finds out. The least that weights and pages take (`eyas.engine.checkpoint.sizes`) is compared with
-what there is, on GPUs or in a machine's memory, so what is refused could not work. What steps take beside
-that, and what others hold of a GPU, an engine finds out.
+The folders must contain a model and a head that can be served. Only file names, small files and the headers
+of large ones are read, without torch: the engine checks the shapes of tensors, and that a head fits its
+model. The least memory for weights and pages (`eyas.engine.checkpoint.sizes`) is compared with the memory of
+the GPUs or the machine, so a refused configuration could never work. The engine accounts for the memory of
+steps, and of other processes on a GPU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def check_engine(config: EngineConfig) -> None:
     check_model(config.model, config.load_format, config.chat_template, config.tokenizer)
     check_draft(config.draft, config.load_format)
     _check_own_layers(config)
-    model = read_model(config.model, "dummy", config.texts, config.model_impl)  # the files were looked at
+    model = read_model(
+        config.model, "dummy", config.texts, config.model_impl
+    )  # the files are checked already
     model.limited_to(config.context_length)
 
 
@@ -72,7 +74,9 @@ def check_model(
 
 
 def check_vocabulary(tokenizer: str, model: str) -> None:
-    """Raises ConfigError for a tokenizer that cannot be read, or that has ids which the model does not."""
+    """Raises ConfigError for a tokenizer that cannot be read, or that has ids beyond the model's
+    vocabulary.
+    """
     largest = max(read_tokenizer(Path(tokenizer)).get_vocab(with_added_tokens=True).values(), default=0)
     if largest >= (size := read_model(model, "dummy", TextSource(Path(tokenizer))).vocab_size):
         text = f"{tokenizer} has token ids up to {largest}, and {model} embeds {size} (0 to {size - 1})"
@@ -86,22 +90,22 @@ def check_draft(folder: str | None, load_format: str = "auto") -> None:
 
 
 def _check_own_layers(config: EngineConfig) -> None:
-    """Raises ConfigError for a model that is to be its own head (--draft mtp), and has no layer for it.
+    """Raises ConfigError for `--draft mtp` with a model that has no MTP layer.
 
-    Of weights in an older export the engine finds it out: their names cannot be read without torch.
+    For pickled weights the engine checks it: their names cannot be read without torch.
     """
     folder = Path(config.model)
     if config.draft is None or Path(config.draft).resolve() != folder.resolve():
         return
     if config.load_format == "dummy":
-        there = layer_count(read_config(folder)) > 0
+        has_layer = layer_count(read_config(folder)) > 0
     elif any(folder.glob(PICKLED)):
-        there = True
+        has_layer = True
     else:
         with reading(folder):
             quantized = read_quantized(read_config(folder))
-        there = bool(prefixes_among(tensor_shapes(folder, quantized)))
-    if not there:
+        has_layer = bool(prefixes_among(tensor_shapes(folder, quantized)))
+    if not has_layer:
         raise ConfigError(f"--draft: {folder} has no MTP layer to draft with", param="draft")
 
 
@@ -121,7 +125,7 @@ def _check(folder: str, flag: str, names: list[str], load_format: str) -> None:
 
 
 def _check_folder(folder: str, flag: str) -> Path:
-    if folder.encode(errors="replace").decode() != folder:  # processes name it to each other in UTF-8
+    if folder.encode(errors="replace").decode() != folder:  # processes send each other the path in UTF-8
         raise ConfigError(f"--{flag}: the path {folder!a} is not UTF-8", param=flag)
     if not (path := Path(folder)).is_dir():
         raise ConfigError(f"--{flag}: {folder} is not a folder", param=flag)
@@ -130,10 +134,9 @@ def _check_folder(folder: str, flag: str) -> Path:
 
 @dataclass(frozen=True)
 class MemoryNeeds:
-    """The least that each process of an engine takes: bytes of weights, and of a page of KV.
+    """The least memory of each process of an engine, in bytes: its weights, and one page of KV.
 
-    `shared`: of the weights, what several processes of one machine may have once. `states`: bytes of all
-    slots of states.
+    `shared`: the part of the weights that processes of one machine may share. `states`: all slots of states.
     """
 
     model: str
@@ -168,7 +171,7 @@ def check_room(
 ) -> None:
     """Raises ConfigError, which names the flag, unless the workers' weights and pages fit.
 
-    `gpus`: bytes of each GPU, by number, as far as they are known; `memory`: the machine's (None: unknown).
+    `gpus`: bytes of each GPU, by number (None: unknown); `memory`: of the machine (None: unknown).
     """
     targets = [engine for engine in engines.values() if not engine.only_drafts]
     alike = {engine.tensor_parallel_size: engine for engine in targets}  # they differ in nothing else here
@@ -192,14 +195,14 @@ def _model(config: EngineConfig) -> ModelConfig:
 
 
 def _check_context(engine: EngineConfig, needs: MemoryNeeds) -> None:
-    """A context that was asked for, and that the pages could never hold."""
+    """Raises ConfigError for a --context-length that exceeds the KV pages of --num-pages."""
     context_length, pages = engine.context_length, engine.num_pages
     if context_length is None or pages is None or needs.longest <= pages:
         return
     flag = "context-length"
-    there = f"{pages} pages (--num-pages) hold {pages * engine.page_size}"
+    has = f"{pages} pages (--num-pages) hold {pages * engine.page_size}"
     takes = f"{context_length} tokens take {needs.longest} KV pages, {_gib(needs.longest * needs.page)}"
-    raise ConfigError(f"--{flag}: {takes}, and {there}: ask for fewer tokens, or for more pages", param=flag)
+    raise ConfigError(f"--{flag}: {takes}, and {has}: ask for fewer tokens, or for more pages", param=flag)
 
 
 # --- GPUs ------------------------------------------------------------------------------------------------
@@ -237,7 +240,7 @@ def _check_gpus(engine: EngineConfig, needs: MemoryNeeds, gpus: Sequence[int | N
 
 
 def _check_machine(engines: Sequence[EngineConfig], needs: MemoryNeeds, memory: MemoryBudget | None) -> None:
-    """Workers of one command are alike in what they load, and take the memory of one machine."""
+    """Raises ConfigError unless all workers fit. They load the same model, and share one machine's memory."""
     engine, count = engines[0], len(engines)
     pages = (engine.num_pages or 0) * engine.dp_attention
     each = "" if count == 1 else f" in each of {count} workers"

@@ -1,7 +1,7 @@
-"""One supervised process: it runs in its own process group, its log lines are forwarded, it ends in time.
+"""One supervised process, in its own process group: its log lines are forwarded, and it is stopped in time.
 
-One that is kept running is started again whenever it dies, after longer and longer pauses. Whether it is, and
-the order of stopping, the cluster decides.
+`keep` restarts a process whenever it dies, with increasing pauses. The cluster decides which processes are
+restarted, and the order in which they stop.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Mapping
 
 POLL_S = 0.05
-SLOWEST_POLL_S = 0.25  # for a process that goes on: a look costs 0.1 ms
-LOG_TAIL = 40  # lines kept for a failure report
+SLOWEST_POLL_S = 0.25  # for a process that keeps running: a poll costs 0.1 ms
+LOG_TAIL = 40  # the last lines, for a failure report
 
 LogLine = Callable[[str, str], None]  # (name of the process, line)
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # before the first, second, ... restart, and all later ones
@@ -27,7 +27,7 @@ STEADY_S = 60.0  # after a run of this length, earlier deaths no longer count
 class ChildProcess:
     """A child process in its own session, so that Ctrl-C reaches the supervisor only.
 
-    The pipe on its standard input is its lifeline: the child ends when our end closes for any reason.
+    The child ends when our end of the pipe on its standard input closes, for any reason.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class ChildProcess:
         return self.returncode or 0
 
     async def stop(self, grace_s: float, word: signal.Signals = signal.SIGTERM) -> None:
-        """Sends the signal `word`, waits up to `grace_s` seconds, then kills what is left of the group."""
+        """Sends the signal `word`, waits up to `grace_s` seconds, then kills the rest of the group."""
         if self._process is None:
             return
         if self.running:
@@ -118,7 +118,7 @@ class ChildProcess:
 
 
 async def keep(child: ChildProcess, log: LogLine) -> None:
-    """Watches a started process until cancelled."""
+    """Restarts a process, which runs already, whenever it dies, until cancelled."""
     deaths = 0
     while True:
         code = await child.exited()
@@ -131,7 +131,9 @@ async def keep(child: ChildProcess, log: LogLine) -> None:
 
 
 async def _start(child: ChildProcess, log: LogLine) -> None:
-    """Tries until it succeeds: memory may be short for a moment, or the program is just being replaced."""
+    """Starts a process; retries until it succeeds, as memory may be short for a moment, or the program is
+    just being replaced.
+    """
     while True:
         try:
             child.start()

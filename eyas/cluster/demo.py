@@ -1,4 +1,4 @@
-"""`make demo`: asks a cluster of its own one question and shows the streamed answer and its figures."""
+"""`make demo`: starts a cluster, asks it one question, and shows the streamed answer and its figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_TOKENS = 128
 
 
 def demo(config: ServeConfig) -> int:
-    """Runs the demo; returns the exit code: 0 if an answer came, else 1."""
+    """Runs the demo; returns the exit code: 0 if the answer has text, else 1."""
 
     async def ask(cluster: LocalCluster) -> int:
         async with AsyncClient(cluster.grpc_address) as client:

@@ -1,8 +1,8 @@
 """Several gateway processes on the same ports: starts them, restarts the ones that die, and ends them all.
 
-The kernel gives each new connection to one of them (SO_REUSEPORT). They share the registry's snapshot of the
-workers, and a folder of sockets at which they ask each other (`gateway.http.siblings`); every limit of a
-gateway holds for each. It runs `eyas gateway` for each, as a local cluster runs its one.
+The kernel assigns each new connection to one of them (SO_REUSEPORT). They share the registry's snapshot of
+the workers, and a folder of sockets for queries between them (`gateway.http.siblings`). The limits of a
+gateway apply to each process. Each one runs `eyas gateway`, as the single gateway of a local cluster does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _logger = logging.getLogger("eyas.gateway")
 def run_group(config: GatewayConfig) -> None:
     """Serves until SIGTERM or SIGINT; then open requests have `drain_s` seconds to finish.
 
-    A second signal, or SIGHUP, ends it at once. Raises ConfigError for a bad port, registry, tokenizer
+    A second signal, or SIGHUP, ends it immediately. Raises ConfigError for a bad port, registry, tokenizer
     or certificate.
     """
     eyas_logging.setup("gateway", config.log_format, config.log_level)
@@ -49,7 +49,7 @@ def run_group(config: GatewayConfig) -> None:
     if config.key_limits is not None:
         text = "each of %d gateway processes counts what keys use: a key may have up to %d times its limits"
         _logger.warning(text, config.processes, config.processes)
-    # Errors in them are reported once, before any process starts.
+    # The configuration is checked here, so that an error is reported once, before any process starts.
     registry(config.registry, ca=config.registry_ca, cluster=config.cluster)
     Tokenizer.load(config.texts.folder, template=config.chat_template)
     service_tls(config.tls_dir)
@@ -77,7 +77,7 @@ async def _run(config: GatewayConfig) -> None:
 
 @contextlib.contextmanager
 def _members(config: GatewayConfig, log: LogLine) -> Iterator[list[ChildProcess]]:
-    """The processes, not started. Their ports and the folder of their sockets are kept until the end."""
+    """The processes, not yet started. Their ports and socket folder are reserved until the context ends."""
     with contextlib.ExitStack() as claims:
         http = claims.enter_context(claim(config.host, config.port, "port"))
         grpc = claims.enter_context(claim(config.host, config.grpc_port, "grpc-port"))
@@ -96,7 +96,7 @@ def _members(config: GatewayConfig, log: LogLine) -> Iterator[list[ChildProcess]
 
 
 def _socket_folder() -> SharedFolder:
-    """A group that is killed leaves its own behind, which the next one removes."""
+    """A new folder for the sockets of the group; also removes the folders of killed groups."""
     try:
         return SharedFolder(SHARED_MEMORY, PREFIX)
     except OSError as error:
@@ -104,17 +104,17 @@ def _socket_folder() -> SharedFolder:
 
 
 async def _stop(children: list[ChildProcess], leave: StopSignals, drain_s: float) -> None:
-    """Asks all of them to leave, and kills what is left after their drain time."""
+    """Stops all processes, and kills those that still run after their drain time."""
 
-    async def hurry() -> None:
+    async def forward_second_signal() -> None:
         await leave.now.wait()
         for child in children:
             if child.running and child.pid is not None:
                 os.kill(child.pid, signal.SIGHUP)
 
-    hurrying = asyncio.create_task(hurry())
+    forwarding = asyncio.create_task(forward_second_signal())
     await asyncio.gather(*(child.stop(drain_s + GRACE_S) for child in children))
-    hurrying.cancel()
+    forwarding.cancel()
 
 
 def _line(json: bool, name: str, line: str) -> None:

@@ -1,8 +1,8 @@
-"""Brings models that are named as on the hub, ORG/NAME, into the cache that other tools share.
+"""Downloads models named ORG/NAME from the Hugging Face hub into its cache, which other tools share.
 
-It takes only the files of a repository that a server reads; each cause of a failure is one sentence.
-`huggingface_hub` has the routes, the cache and its variables (HF_TOKEN, HF_ENDPOINT, HF_HOME,
-HF_HUB_OFFLINE). Files that arrived whole stay for the next try, parts of files do not.
+Only the files of a repository that a server reads are fetched, and each failure is reported in one sentence.
+`huggingface_hub` does the transfer, and defines the cache and its variables (HF_TOKEN, HF_ENDPOINT, HF_HOME,
+HF_HUB_OFFLINE). Complete files stay for the next attempt, incomplete ones do not.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _TEMPLATES = "additional_chat_templates/*.jinja"
 _WEIGHTS = "*.safetensors"
 _TWICE = "consolidated*.safetensors"  # the same weights again, by other names
 _OTHER_WEIGHTS = {"GGUF": "*.gguf", "PyTorch": "*.bin", "pickled": "*.pt*", "ONNX": "*.onnx"}
-_MORE_FILES = 256  # that threads may open while it is looked which are
+_MORE_FILES = 256  # descriptors that threads may open while the open ones are listed
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def model_folder(model: str, flag: str = "model", *, weights: bool = True) -> str:
     """The folder of a model: `model` itself unless it is ORG/NAME[@REVISION], which is fetched.
 
-    `weights`: with the safetensors files. Raises ConfigError, which names `flag`, if it cannot be had. A
-    signal in the meantime ends the process.
+    `weights`: with the safetensors files. Raises ConfigError, which names `flag`, if it cannot be fetched. A
+    signal during the download ends the process.
     """
     named = on_hub(model)
     if named is None:
@@ -75,7 +75,9 @@ def chosen(names: Iterable[str], *, weights: bool) -> list[str]:
 
 
 def _listed(named: HubName) -> dict[str, int] | None:
-    """The files that the hub lists, and their bytes; None if it cannot be reached but may be in the cache."""
+    """The files that the hub lists, with their sizes in bytes; None if the hub cannot be reached, but the
+    model may be in the cache.
+    """
     import httpx
     from huggingface_hub import HfApi
     from huggingface_hub.errors import OfflineModeIsEnabled
@@ -90,7 +92,9 @@ def _listed(named: HubName) -> dict[str, int] | None:
 
 
 def _in_cache(named: HubName) -> dict[str, int]:
-    """The files of the revision that was fetched last; {} if an older tool fetched it, without the list."""
+    """The files, with sizes, of the revision fetched last; {} if an older tool fetched it without the
+    list.
+    """
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -110,7 +114,7 @@ def _snapshots(named: HubName) -> Path:
 
 
 def _check_architecture(named: HubName) -> None:
-    """Raises ConfigError, before the weights come, for a model that cannot be served."""
+    """Raises ConfigError, before the weights are fetched, for a model that cannot be served."""
     from huggingface_hub import hf_hub_download
 
     path = hf_hub_download(named.name, "config.json", revision=named.revision)
@@ -130,7 +134,7 @@ def _check_weights(named: HubName, files: list[str], all_files: Mapping[str, int
 
 
 def _check_space(named: HubName, sizes: Mapping[str, int], flag: str) -> None:
-    """Raises ConfigError if the disk has no room for the files that are not there yet."""
+    """Raises ConfigError if the disk has no space for the files that are not in the cache yet."""
     from huggingface_hub import try_to_load_from_cache
 
     missing = [
@@ -139,8 +143,8 @@ def _check_space(named: HubName, sizes: Mapping[str, int], flag: str) -> None:
         if not isinstance(try_to_load_from_cache(named.name, name, revision=named.revision), str)
     ]
     folder = _snapshots(named)
-    there = next(parent for parent in folder.parents if parent.is_dir())
-    if (free := shutil.disk_usage(there).free) < sum(missing):
+    existing = next(parent for parent in folder.parents if parent.is_dir())
+    if (free := shutil.disk_usage(existing).free) < sum(missing):
         raise _disk_full(named, flag, f"{_size(sum(missing))} are to come, and {_size(free)} are free")
 
 
@@ -156,7 +160,7 @@ def _disk_full(named: HubName, flag: str, why: str) -> ConfigError:
 
 @contextlib.contextmanager
 def _explained(named: HubName, flag: str) -> Iterator[None]:
-    """Turns what fetching raises into ConfigErrors of one sentence."""
+    """Converts the errors of a download to ConfigErrors of one sentence."""
     import httpx
     from huggingface_hub import errors
 
@@ -218,15 +222,15 @@ def _unreachable() -> str:
 
 @contextlib.contextmanager
 def _ended_at_once(named: HubName) -> Iterator[None]:
-    """Lets a SIGINT or SIGTERM end the process at once, and the parts of files that it has open.
+    """Makes SIGINT and SIGTERM end the process immediately, and remove the incomplete files that it has open.
 
-    The library would wait for its threads, each of which may have gigabytes to read, or a silent peer.
+    The library would wait for its threads, which may have gigabytes to read, or a peer that does not respond.
     """
 
     def end(number: int, _: FrameType | None) -> None:
         what = f"fetching {named.name} was interrupted; files that arrived whole stay for the next try"
         os.write(2, f"\neyas: {what}\n".encode())
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what threads say of their end is of no use
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hides the errors of threads that are cut off
         opened = max(map(int, os.listdir("/proc/self/fd"))) + _MORE_FILES
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # threads open no further ones
         for descriptor in range(opened):
@@ -235,7 +239,7 @@ def _ended_at_once(named: HubName) -> Iterator[None]:
                     part.unlink()
         os._exit(128 + number)
 
-    if threading.current_thread() is not threading.main_thread():  # others cannot watch signals
+    if threading.current_thread() is not threading.main_thread():  # others cannot set signal handlers
         yield
         return
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}

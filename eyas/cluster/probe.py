@@ -1,6 +1,7 @@
-"""A cluster's processes as they are asked whether they serve: workers by gRPC, the gateway by HTTP.
+"""Readiness probes of a cluster's processes: workers by gRPC, the gateway by HTTP.
 
-These libraries take half a second to import, which a cluster spends once its processes have started.
+The libraries take half a second to import, so a cluster imports this module after it has started its
+processes.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ PROBE_S = 1.0
 
 
 class ClusterProbe:
-    """An async context manager. `workers`: their addresses by name, those left that do not serve yet."""
+    """Polls a starting cluster. `workers`: the addresses, by name, of the workers that do not serve yet.
+
+    Use it as an async context manager.
+    """
 
     def __init__(self, workers: Mapping[str, str], gateway: str, tls_dir: str | None) -> None:
-        """`gateway`: its URL; `tls_dir`: of the services. Raises ConfigError for what is wrong with it."""
+        """`gateway`: its URL; `tls_dir`: of the services. Raises ConfigError if `tls_dir` cannot be used."""
         self.workers = dict(workers)
         self._gateway = gateway
         self._dial = rpc.dialer(service_tls(tls_dir))
-        # The certificate is for the names that callers use. Here only our own child is asked how it is.
+        # The certificate is valid for the names that callers use, and only our own child process is probed.
         self._http = httpx.AsyncClient(timeout=PROBE_S, trust_env=False, verify=False)
 
     async def __aenter__(self) -> ClusterProbe:
@@ -36,7 +40,7 @@ class ClusterProbe:
         await self._http.aclose()
 
     async def serving(self) -> bool:
-        """Whether every worker says SERVING and the gateway says that a request would succeed."""
+        """Whether every worker is SERVING and the gateway reports that a request would succeed."""
         for name, address in list(self.workers.items()):
             async with self._dial(address) as channel:
                 if await rpc.is_serving(channel, PROBE_S):

@@ -1,7 +1,7 @@
 """The terminal output of a cluster: a line while it starts, its addresses when it is ready, its logs.
 
 The addresses go to standard output, everything else to standard error. On a terminal the starting line is
-updated; elsewhere it is printed once. Where logs are JSON, all of standard error is.
+updated; otherwise it is printed once. With JSON logs, every line of standard error is JSON.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from eyas.common.config import ServeConfig
 
 
 def run_on_screen(config: ServeConfig, work: Work, *, quiet: bool = False, notes: Sequence[str] = ()) -> int:
-    """`run_cluster`, with start, addresses, end and (unless `quiet`) logs shown to a person.
+    """`run_cluster`, with its start, addresses, end and (unless `quiet`) logs on the terminal.
 
-    `notes`: lines of the log before any other.
+    `notes`: lines to log before any other.
     """
     json = config.engine.log_format == "json"
     screen = ClusterScreen(quiet=quiet, json=json)
@@ -40,8 +40,8 @@ def run_on_screen(config: ServeConfig, work: Work, *, quiet: bool = False, notes
 
 
 class ClusterScreen:
-    """Prints what happens to a `LocalCluster`, whose callbacks are `log` and `progress`. Lines that cannot be
-    written are lost: a full disk ends no server.
+    """Prints the output of a `LocalCluster`, by its callbacks `log` and `progress`. Lines that cannot be
+    written are lost, so that a full disk does not end a server.
 
     `quiet`: no logs. `json`: each line of standard error is a record, as `eyas.common.logging` writes them.
     """
@@ -49,7 +49,7 @@ class ClusterScreen:
     def __init__(self, *, quiet: bool, json: bool = False) -> None:
         self._quiet = quiet
         self._json = json
-        # What is quiet is a tool, whose results must wait for a reader: its output is often the same pipe.
+        # A quiet cluster belongs to a tool, whose output often goes to the same pipe and must not be lost.
         self._file = sys.stderr if quiet else cast(TextIO, eyas_logging.LossyFile(sys.stderr))
         self._console = Console(file=self._file, soft_wrap=True, highlight=False)
         self._status = self._console.status("")
@@ -64,26 +64,26 @@ class ClusterScreen:
         else:
             self._console.print(f"[{name}] {line}", markup=False)
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         if self._json:
             eyas_logging.announce(line)
         else:
             self._console.print(line, markup=False)
 
     def progress(self, silent: list[str], waited_s: float) -> None:
-        """Shows how far the start is: the processes that are not ready yet."""
+        """Shows the progress of the start: the processes that are not ready yet."""
         if self._console.is_terminal and not self._json:
             self._status.start()
             self._status.update(f"starting {', '.join(silent) or 'up'} ({waited_s:.0f} s)")
         elif not self._began:
-            self._say(f"starting {', '.join(silent)}")
+            self._print(f"starting {', '.join(silent)}")
         self._began = True
 
     def stopping(self, drain_s: float) -> None:
-        """Says that the cluster stops, and how long that may take."""
+        """Prints that the cluster stops, and how long that may take."""
         self.close()
         wait = f" (open requests may finish within {drain_s:g} s)" if drain_s else ""
-        self._say(f"stopping{wait}; Ctrl-C again to stop now")
+        self._print(f"stopping{wait}; Ctrl-C again to stop now")
 
     def close(self) -> None:
         """Removes the starting line."""

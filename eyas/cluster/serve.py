@@ -31,7 +31,7 @@ from eyas.common.security import api_keys, secret_urls
 from gateway.limits.quotas import read_limits
 from gateway.text.sampling_defaults import chosen_defaults
 
-START_S = 180.0  # from the first process to a gateway that would answer
+START_S = 180.0  # from the start of the first process until the gateway is ready
 POLL_S = 0.1
 GATEWAY_GRACE_S = 7.0  # after its drain time
 WORKER_GRACE_S = 10.0
@@ -41,7 +41,8 @@ Progress = Callable[[list[str], float], None]  # (processes that are not ready y
 
 
 class LocalCluster:
-    """`async with LocalCluster(config, log) as cluster:` gives a cluster that is ready, and ends all of it.
+    """`async with LocalCluster(config, log) as cluster:` starts a cluster, waits until it is ready, and ends
+    it.
 
     Raises ConfigError for a configuration that cannot work (before any process starts, or when a process
     refuses it) and DeadlineExceeded if the cluster is not ready in time.
@@ -115,7 +116,7 @@ class LocalCluster:
 
     @property
     def stopping(self) -> bool:
-        """Whether its end has begun, for whatever reason."""
+        """Whether the cluster has begun to stop, for any reason."""
         return self._stopping
 
     async def __aexit__(
@@ -135,7 +136,7 @@ class LocalCluster:
             await self._until_ready()
         except asyncio.CancelledError:
             if any((child.returncode or 0) > 0 for child in self._children.values()):
-                self._refuse_early_death()  # it had failed before it was given up
+                self._refuse_early_death()  # a process had failed before the cancellation
             raise
         self._keepers = [asyncio.create_task(keep(child, self._log)) for child in self._children.values()]
 
@@ -167,7 +168,7 @@ class LocalCluster:
         return worker_argv(dataclasses.replace(worker, engine=engine))
 
     def _environment(self, name: str) -> dict[str, str]:
-        """With the secrets of this process, and of no other."""
+        """The environment of a process, with only the secrets that it needs."""
         if name == GATEWAY:
             return secret_urls.environment(api_keys.environment(self._plan.gateway.api_keys), {})
         store = self._plan.workers[name].engine.kv_store
@@ -177,8 +178,10 @@ class LocalCluster:
         for child in self._children.values():
             if child.returncode is not None:
                 child.kill()  # ends its log, so that its last line is complete
-                said = message_in(child.tail[-1]).removeprefix("eyas: ") if child.tail else "it said nothing"
-                raise ConfigError(f"{child.name} ended with code {child.returncode} at start: {said}")
+                reason = (
+                    message_in(child.tail[-1]).removeprefix("eyas: ") if child.tail else "it said nothing"
+                )
+                raise ConfigError(f"{child.name} ended with code {child.returncode} at start: {reason}")
 
     def _last_words(self) -> str:
         return (
@@ -201,13 +204,15 @@ class LocalCluster:
         children = dict(self._children)
         if gateway := children.pop(GATEWAY, None):
             await gateway.stop(self.drain_s + GATEWAY_GRACE_S)
-        # Without the gateway there are no requests: SIGHUP makes the workers leave without draining.
+        # Without the gateway there are no requests: SIGHUP makes the workers exit without draining.
         await asyncio.gather(*(worker.stop(WORKER_GRACE_S, signal.SIGHUP) for worker in children.values()))
         self._pools.leave()
 
 
 def _check_certificates(gateway: GatewayConfig) -> None:
-    """Raises ConfigError for those that cannot be used. What reads them is imported where there are some."""
+    """Raises ConfigError for certificates that cannot be used. Their libraries are imported only if
+    needed.
+    """
     if gateway.certificate is None and gateway.tls_dir is None:
         return
     from eyas.common.security.tls import caller_context, service_tls
@@ -224,18 +229,18 @@ def run_cluster(cluster: LocalCluster, work: Work, stopping: Callable[[], None])
     """Starts a cluster, runs `work` on it, stops it; returns what `work` returns.
 
     The first Ctrl-C, SIGTERM or SIGHUP calls `stopping`, stops the cluster in order and raises
-    KeyboardInterrupt. One that comes while the cluster stops kills all processes, and what it stops for
-    stays: an error of its start, or the end of `work`.
+    KeyboardInterrupt. A signal while the cluster stops kills all processes; the outcome is unchanged: an
+    error of the start, or the result of `work`.
     """
     return asyncio.run(_run_cluster(cluster, work, stopping))
 
 
 async def _run_cluster(cluster: LocalCluster, work: Work, stopping: Callable[[], None]) -> int:
-    async def whole() -> int:
+    async def start_and_work() -> int:
         async with cluster:
             return await work(cluster)
 
-    task = asyncio.create_task(whole())
+    task = asyncio.create_task(start_and_work())
     signalled = False
 
     def on_signal() -> None:
