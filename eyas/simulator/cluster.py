@@ -265,7 +265,7 @@ class _SimulatedCluster:
         empty = SimulatedRequest(now, 1, 1)
         places = [self._place(index, empty, now) for index in range(len(self._workers))]
         prefilling = preferring(places)
-        self._paces.saw(prefilling, mean_pace(worker.pace for worker in self._workers))
+        self._paces.record(prefilling, mean_pace(worker.pace for worker in self._workers))
         mix, pace = self._demand.mix(), self._paces.at(prefilling)
         if mix is None:
             return

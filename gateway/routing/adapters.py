@@ -1,9 +1,8 @@
-"""The adapters of a cluster: one roster, which every worker repeats, and every gateway reads from them.
+"""Manages the adapters of a cluster: one roster, which every worker reports and every gateway reads.
 
-A change is made on all workers or on none: all read the adapter's folder, and once all have, all take a
-roster of the next revision. So gateways need no memory of their own and no word to each other: of several
-rosters the one of the greatest revision counts, and a worker that is behind, because it began later, is
-brought up to it by whichever gateway sees it first.
+A change is made on all workers or on none: all load the adapter's folder, and only then are all given a
+roster of the next revision. Gateways need no state of their own and do not communicate: the roster of the
+greatest revision counts, and the first gateway that sees a worker with an older one updates it.
 """
 
 from __future__ import annotations
@@ -22,35 +21,34 @@ from eyas.common.wire.clients import InfoClient
 from gateway.routing.targets import TargetWorkers, WorkerRepairs
 
 MOST_ADAPTERS = 512
-MOST_TRIES = 20  # of a change, where another gateway made one meanwhile
-PAUSE_S = 0.1  # between two tries, at most: those that met are not to meet again
+MOST_TRIES = 20  # of a change that collides with changes of other gateways
+PAUSE_S = 0.1  # the longest random pause between two tries, which keeps gateways from colliding again
 _log = logging.getLogger("eyas.gateway")
 
 
 def newest(rosters: Iterable[AdapterRoster]) -> AdapterRoster:
-    """The roster that counts: that of the greatest revision. Those that differ under one revision are joined
-    under the next; of two adapters of one name there the one with the lower id stays.
+    """The roster of the greatest revision. Different rosters of that revision are merged into the next one;
+    of two adapters with one name the one with the lower id stays.
     """
     rosters = list(rosters)
     top = max((roster.revision for roster in rosters), default=0)
     highest = [roster for roster in rosters if roster.revision == top]
     if len({roster.content for roster in highest}) <= 1:
         return next(iter(highest), AdapterRoster())
-    joined: dict[str, Adapter] = {}
-    for adapter in sorted(
-        (one for some in highest for one in some.adapters), key=lambda one: (one.id, one.path)
-    ):
-        joined.setdefault(adapter.name, adapter)
-    return AdapterRoster(top + 1, tuple(joined[name] for name in sorted(joined)))
+    merged: dict[str, Adapter] = {}
+    adapters = (adapter for roster in highest for adapter in roster.adapters)
+    for adapter in sorted(adapters, key=lambda adapter: (adapter.id, adapter.path)):
+        merged.setdefault(adapter.name, adapter)
+    return AdapterRoster(top + 1, tuple(merged[name] for name in sorted(merged)))
 
 
 class ClusterAdapters:
-    """Satisfies `AdapterControl` (`gateway.backends.base`). Its owner calls `follow` now and then."""
+    """Implements `AdapterControl` (`gateway.backends.base`). Its owner calls `follow` periodically."""
 
     def __init__(self, targets: TargetWorkers) -> None:
         self._targets = targets
         self.roster = AdapterRoster()  # what every worker has, or will have soon
-        self._newest = AdapterRoster()  # that a worker had, however many have left since
+        self._newest = AdapterRoster()  # of all that any worker has reported
         self._change = asyncio.Lock()
         self._repairs = WorkerRepairs("adapters")
         self._reported: set[tuple[str, str]] = set()  # (worker, problem) in the log
@@ -89,7 +87,7 @@ class ClusterAdapters:
     async def _try(
         self, change: Callable[[AdapterRoster], Awaitable[tuple[Adapter, AdapterRoster]]]
     ) -> Adapter:
-        """Makes the roster of now what `change` makes of it, and returns the adapter of that."""
+        """Replaces the current roster by the one that `change` returns; returns the adapter of the change."""
         async with self._change:
             for _ in range(MOST_TRIES):
                 await self._targets.refresh()
@@ -101,13 +99,13 @@ class ClusterAdapters:
         raise Busy("the adapters of this cluster are being changed by others", param="lora_name")
 
     async def look(self) -> None:
-        """Asks all workers anew what they have, so that what another gateway changed is known here."""
+        """Updates `roster` from all workers: another gateway may have changed it."""
         if any(info.adapters is not None for info in self._targets.infos()):
             await self._targets.look()
             self._count()
 
     def follow(self) -> None:
-        """Takes what workers said of late, and begins to bring those up to date that are behind."""
+        """Updates `roster` from the last reports, and starts to update the workers with an older one."""
         infos = self._count()
         content = self.roster.content
         for info in infos:
@@ -115,7 +113,7 @@ class ClusterAdapters:
                 self._repairs.begin(info.worker, partial(self._repair, info.worker, self.roster))
 
     def forget(self, worker: str) -> None:
-        """Drops what is known of a worker that is gone for good."""
+        """Drops the state of a worker that has left."""
         self._repairs.forget(worker)
         self._reported = {(name, problem) for name, problem in self._reported if name != worker}
 
@@ -126,8 +124,8 @@ class ClusterAdapters:
     # --- the workers ------------------------------------------------------------------------------------
 
     def _count(self) -> list[WorkerInfo]:
-        """Takes what workers said of late: their descriptions. Which roster counts follows from it; one that
-        callers changed outlives the workers that have it.
+        """Updates `roster` from the last reports of the workers, which it returns. A roster that callers have
+        changed outlives the workers that report it.
         """
         infos = self._targets.infos()
         rosters = [info.adapters for info in infos if info.adapters is not None]
@@ -140,9 +138,7 @@ class ClusterAdapters:
         return InfoClient(self._targets.channel(worker))
 
     def _serving(self) -> list[str]:
-        """The workers that a change is made on. Raises Unavailable without any, InvalidRequest where one
-        loads no adapters.
-        """
+        """The workers to change. Raises Unavailable without any, InvalidRequest if one loads no adapters."""
         infos = self._targets.infos()
         serving = [info for info in infos if info.serving]
         if not serving:
@@ -155,11 +151,11 @@ class ClusterAdapters:
         return [info.worker for info in serving]
 
     async def _read(self, adapter: Adapter) -> Adapter:
-        """Has every worker read the adapter; where one cannot, the others drop it again."""
+        """Has every worker load the adapter; if one cannot, the others unload it again."""
         workers = self._serving()
         read = await self._targets.ask(workers, lambda worker: self._client(worker).load_adapter(adapter))
         loaded = list(read.answers.values())
-        if len({one.id for one in loaded}) == 1 and not read.failed:
+        if len({known.id for known in loaded}) == 1 and not read.failed:
             return msgspec.structs.replace(loaded[0], path=adapter.path)
         if loaded:
             await self._take(AdapterRoster(self.roster.revision + 1, self.roster.adapters))
@@ -169,10 +165,10 @@ class ClusterAdapters:
         raise InvalidRequest("its folder has another content on other workers", param="lora_path")
 
     async def _take(self, roster: AdapterRoster) -> bool:
-        """Gives every worker the roster; False if another gateway gave them a newer one meanwhile.
+        """Sends every worker the roster; False if another gateway has sent a newer one meanwhile.
 
-        Of two changes at once the first worker refuses one, before any of it is done elsewhere. A worker that
-        is lost meanwhile is brought up to the others when it is back.
+        The first worker refuses one of two concurrent changes, before any other worker is changed. A worker
+        that is lost meanwhile is updated when it is back.
         """
         first, *others = sorted(self._serving())
         try:
@@ -200,5 +196,5 @@ class ClusterAdapters:
 
 
 def _without(roster: AdapterRoster, name: str) -> tuple[Adapter, ...]:
-    """All of its adapters but the one of this name."""
-    return tuple(one for one in roster.adapters if one.name != name)
+    """All adapters of the roster but the one of this name."""
+    return tuple(adapter for adapter in roster.adapters if adapter.name != name)

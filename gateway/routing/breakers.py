@@ -1,8 +1,9 @@
-"""Workers that fail what they are sent, although they seem well: others are preferred until a trial succeeds.
+"""Circuit breakers: workers that fail their requests although they seem healthy get none until a trial
+succeeds.
 
-A worker that fails quickly has no queue, and so would draw every request. After `FAILURES` in a row it is
-passed over for a while, then gets one request as a trial: if that fails, it is passed over for twice as long.
-It never leaves a request without a worker: one that is passed over is taken if there is no other.
+A worker that fails quickly has no queue, and so would attract every request. After `FAILURES` in a row it is
+avoided for a while, then gets one request as a trial; if that fails too, it is avoided for twice as long. An
+avoided worker is still taken if there is no other.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from dataclasses import dataclass
 FAILURES = 3  # in a row
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
-TRIAL_S = 10.0  # a trial of which nothing was heard for this time counts as lost, and another may begin
+TRIAL_S = 10.0  # after this time a trial without an outcome counts as lost, and another may begin
 
 
 @dataclass(frozen=True)
 class CircuitBreaker:
-    """The failures of one worker. Times are seconds of one clock; every method gives the state after it.
+    """The failures of one worker, as an immutable state. Times are seconds of one clock.
 
-    `failures`: in a row. `closed_at`: until then it is passed over. `trial_at`: when its trial began, if one
-    runs.
+    `failures`: in a row. `closed_at`: the worker is avoided until then. `trial_at`: the start of the running
+    trial, if any.
     """
 
     failures: int = 0
@@ -29,20 +30,20 @@ class CircuitBreaker:
     trial_at: float | None = None
 
     def allows(self, now: float) -> bool:
-        """Whether it may be sent a request like any other worker."""
+        """Whether the worker may get requests like any other."""
         if not self.pause_s:
             return True
         on_trial = self.trial_at is not None and now < self.trial_at + TRIAL_S
         return now >= self.closed_at and not on_trial
 
     def sent(self, now: float) -> CircuitBreaker:
-        """Notes a request that is sent to it: its trial, if it is time for one."""
+        """The state after a request was sent: it starts the trial if one is due."""
         if not self.pause_s or not self.allows(now):
             return self
         return CircuitBreaker(self.failures, self.pause_s, self.closed_at, trial_at=now)
 
     def failed(self, now: float) -> CircuitBreaker:
-        """Notes a failed request. One that was sent before it was passed over prolongs nothing."""
+        """The state after a failed request. While the worker is avoided only the trial prolongs the pause."""
         failures = self.failures + 1
         if failures < FAILURES or (self.pause_s and self.trial_at is None):
             return CircuitBreaker(failures, self.pause_s, self.closed_at, self.trial_at)
@@ -50,7 +51,7 @@ class CircuitBreaker:
         return CircuitBreaker(failures, pause, now + pause)
 
     def succeeded(self) -> CircuitBreaker:
-        """Notes a request that succeeded."""
+        """The state after a successful request."""
         return CircuitBreaker()
 
 
@@ -66,12 +67,12 @@ class WorkerBreakers:
         return known[1] if known is not None and known[0] == epoch else CircuitBreaker()
 
     def note(self, worker: str, epoch: int, breaker: CircuitBreaker) -> None:
-        """Keeps a worker's new state; a sound one takes no memory."""
+        """Stores the new state of a worker; the initial state is not stored."""
         if breaker == CircuitBreaker():
             self._breakers.pop(worker, None)
         else:
             self._breakers[worker] = epoch, breaker
 
     def forget(self, worker: str) -> None:
-        """Drops a worker that is gone for good."""
+        """Drops a worker that has left."""
         self._breakers.pop(worker, None)

@@ -1,7 +1,7 @@
-"""The request rate that a cluster bears within its targets: a closed-form estimate by queueing theory.
+"""Estimates the highest request rate at which a cluster meets its latency targets, by queueing theory.
 
-It assumes a steady state: prompts arrive as Poisson does, and load is spread evenly. `eyas.simulator` plays
-single requests.
+The estimate is closed-form and assumes a steady state with Poisson arrivals and evenly spread load.
+`eyas.simulator` simulates single requests instead.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ LONG = 1.28
 """Standard deviations from the mean of a normal distribution to its TAIL."""
 
 BUNCH = 1.945
-"""Of requests that come in bunches, one at the TAIL came with this many times as many others as the mean
-request. Bunches have geometric sizes, and such a request is in the middle of a large one.
+"""The number of requests that arrive together with a request at the TAIL, over that of the mean request.
+Bunches have geometric sizes, and a request at the TAIL is in the middle of a large one.
 """
 
 IDLE = 1e-9
-"""The part of the steps' rate at which requests come one by one."""
+"""A request rate, as a part of the rate of steps, at which no two requests overlap."""
 
 TTFT_SLACK, TPOT_SLACK = 4.0, 1.5
-"""So many times what a request alone takes is the target where nobody can keep the one that was given: a
-prompt waits for others, a step holds them.
+"""The target that replaces an unattainable one, as a multiple of the latency of a request alone: a prompt
+waits for other prompts, and a step computes other sequences.
 """
 
 UNBOUNDED = 1e5
@@ -43,7 +43,7 @@ ROUNDS = 40
 
 @dataclass(frozen=True)
 class RequestMix:
-    """The mean request: tokens of a prompt, of it not cached, and of an answer.
+    """The mean request, in tokens: of the prompt, those of it that are not cached (`missing`), of the answer.
 
     `spread`: the mean square of the uncached tokens over the square of their mean; 1: all alike. `burst`: the
     variance of the number of requests per second over its mean; 1: Poisson.
@@ -68,12 +68,12 @@ OVERLOADED = SteadyLatency(math.inf, math.inf)
 
 
 def within_reach(mix: RequestMix, workers: int, rates: MeasuredRates) -> LatencyTargets:
-    """The targets, but for one that not even a request alone keeps: that is a few times what such a request
-    takes. So the other one still tells layouts apart.
+    """The targets. One that even a request alone misses is replaced by a multiple of that request's latency,
+    so that the other target still distinguishes layouts.
     """
     rate = IDLE * workers / rates.times.step_s(1, 0)
     alone = [steady(mix, rate, workers, prefilling, rates) for prefilling in range(workers)]
-    best = LatencyTargets(min(one.ttft_s for one in alone), min(one.tpot_s for one in alone))
+    best = LatencyTargets(min(latency.ttft_s for latency in alone), min(latency.tpot_s for latency in alone))
     ttft, tpot = rates.targets.ttft_s, rates.targets.tpot_s
     return LatencyTargets(
         ttft if best.ttft_s <= ttft else TTFT_SLACK * best.ttft_s,
@@ -82,9 +82,9 @@ def within_reach(mix: RequestMix, workers: int, rates: MeasuredRates) -> Latency
 
 
 def capacity(mix: RequestMix, workers: int, prefilling: int, rates: MeasuredRates) -> float:
-    """Requests per second within the targets, with `prefilling` of the workers for prompts alone.
+    """The highest rate (requests per second) within the targets, with `prefilling` workers for prompts only.
 
-    With 0 of them every worker does both. 0.0: not one request meets the targets.
+    With 0 of them every worker does both. 0.0 if not even one request meets the targets.
     """
 
     def good(rate: float) -> bool:
@@ -119,8 +119,8 @@ def _context(mix: RequestMix) -> float:
 
 
 def _prompt_s(mix: RequestMix, rates: MeasuredRates, sequences: float) -> tuple[float, float]:
-    """Seconds to compute a mean prompt beside `sequences`, alone and where others wait: with few rows of each
-    step if it is long, and with all of them.
+    """Seconds to compute a mean prompt in steps with `sequences`, for a prompt alone and for a queue of
+    prompts: a long prompt alone gets only some rows of each step, a queue all of them.
     """
     decoding, missing = round(sequences), max(round(mix.missing), 1)
     room = room_behind(rates.budget, decoding, missing, 0)
@@ -134,10 +134,10 @@ def _prompt_s(mix: RequestMix, rates: MeasuredRates, sequences: float) -> tuple[
 
 
 def _first(mix: RequestMix, prompt_s: tuple[float, float], rate: float, servers: int) -> float:
-    """The tail of waiting and service in one line for `servers`, after Pollaczek, Khinchine and Sakasegawa.
-    `prompt_s`: see `_prompt_s`.
+    """The TAIL of the TTFT in one queue for `servers`, after Pollaczek, Khinchine and Sakasegawa. `prompt_s`:
+    see `_prompt_s`.
 
-    Of requests that come together the last ones wait for the others.
+    The last of the requests that arrive together wait for the others.
     """
     alone_s, service_s = prompt_s
     busy = rate * service_s / servers
@@ -152,10 +152,11 @@ def _first(mix: RequestMix, prompt_s: tuple[float, float], rate: float, servers:
 
 
 def _decoding(mix: RequestMix, all_rate: float, workers: int, prompts: float, rates: MeasuredRates) -> float:
-    """Seconds per output token on `workers` that share the rate and compute `prompts` tokens of each request.
+    """Seconds per output token on `workers` that share the rate and compute `prompts` tokens per request.
 
-    While a request decodes, a Poisson number of prompts comes, and each makes some of its steps longer; so do
-    the prompts that came with it. What comes in bunches is computed in large steps, and decodes side by side.
+    While a request decodes, a Poisson number of prompts arrives. Each makes some steps longer, as do the
+    prompts that arrived with the request. Requests of a bunch are computed in large steps and decode
+    concurrently.
     """
     rate, burst = all_rate / workers, 1.0 + (mix.burst - 1.0) / workers
     plain = mean = rates.times.step_s(1, _context(mix))

@@ -112,7 +112,7 @@ class Cluster:
 
     def workers(self) -> list[WorkerInfo]:
         """The workers that may get requests, from the last snapshot."""
-        return self.weights.seen(self._own_workers())
+        return self.weights.with_serving(self._own_workers())
 
     def _own_workers(self) -> list[WorkerInfo]:
         return [info for info in self._registry.workers() if self._is_ours(info)]
@@ -140,7 +140,7 @@ class Cluster:
         adapter yet, as candidates in the state in which they will serve.
         """
         infos = [info for info in self._registry.returning() if info.starting or self._is_ours(info)]
-        infos += [info for info in self._own_workers() if self.weights.comes(info)]
+        infos += [info for info in self._own_workers() if self.weights.is_coming(info)]
         if prefix.adapter and prefix.adapter in self.adapters.roster.ids:
             infos += [info for info in self.workers() if adapter_state(prefix.adapter, info) is None]
         return [RouterCandidate(msgspec.structs.replace(info, serving=True)) for info in infos]

@@ -1,11 +1,11 @@
-"""The place where requests begin: by the workers' roles, or with `--layout auto` by prediction.
+"""Chooses the workers of new requests: by the workers' roles, or with `--layout auto` by predicted latency.
 
-A layout is asked once per request; what happens to a request under way is decided by roles. Under auto every
-worker can do both, and each request goes where it is predicted to be best: what workers say, and what this
-gateway has sent them since, becomes the snapshot by which `gateway.routing.placement` decides, and the
-workers' preferences follow the load (`gateway.routing.preference`). Both predict from the step times that the
-workers measured at their start, times the pace of their steps of late. A preference acts at the next
-placement. Where nothing can be predicted, roles decide.
+A layout is consulted once per request; if a request must move later, roles decide. Under auto every worker
+can prefill and decode, and `gateway.routing.placement` chooses from a snapshot: the last reports of the
+workers plus what this gateway has sent them since. The preferences of workers follow the load
+(`gateway.routing.preference`) and act at the next placement. Both predict from the step times that the
+workers measured at their start, scaled by the recent pace of their steps. If nothing can be predicted, roles
+decide.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from gateway.routing.placement import AdmissionPreference, LatencyTargets, Measu
 from gateway.routing.preference import FADE, DemandMeter, PaceMemory, estimates, prefer, preferring
 from gateway.routing.router import RequestRoute, RouterCandidate
 
-THINK_EVERY_S = 1.0
-"""How often preferences are thought over, or a tenth of the time where many workers make it take long."""
+UPDATE_EVERY_S = 1.0
+"""Seconds between two updates of the preferences; more if an update would take over a tenth of the time."""
 _log = logging.getLogger("eyas.gateway")
 
 
@@ -42,16 +42,18 @@ class RequestLayout(Protocol):
         ...
 
     def placed(self, route: RequestRoute, prompt: int, missing: int) -> None:
-        """A request has been sent there, whose prompt's `missing` tokens are to be computed."""
+        """Called when a request was sent to `route`, which computes `missing` tokens of its prompt."""
         ...
 
     def ended(self, route: RequestRoute, pace: TokenTimes) -> None:
-        """A request has ended that began there, however it ended."""
+        """Called when a request that began on `route` has ended, for any reason."""
         ...
 
 
 class StaticLayout(RequestLayout):
-    """Routing by roles: a decode worker, and a prefill worker if that one computes no prompts."""
+    """Routes by roles: to a decode worker, and to a prefill worker if the decode worker computes no
+    prompts.
+    """
 
     def route(self, prompt: int, workers: Sequence[RouterCandidate]) -> RequestRoute | None:
         return router.route(workers)
@@ -64,9 +66,9 @@ class StaticLayout(RequestLayout):
 
 
 class AutoLayout(RequestLayout):
-    """`preferences`: by worker; one that is not named takes what comes.
+    """Routes by predicted latency. `preferences`: by worker; a missing worker has none.
 
-    Its owner runs `run` as a task: without it no preference changes.
+    The caller runs `run` as a task, which updates the preferences.
     """
 
     def __init__(
@@ -76,36 +78,40 @@ class AutoLayout(RequestLayout):
         metrics: PlacementMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`workers`: the ones that may get requests now. `clock`: seconds."""
+        """`workers` returns those that may get requests. `clock` returns seconds."""
         self._workers = workers
         self._targets = targets
         self._metrics = metrics
         self._clock = clock
         self._demand = DemandMeter(clock())
         self._steps, self._tokens = 0.0, 0.0  # fading sums over answers
-        self._paces, self._pace = PaceMemory(), StepPace()  # the pace is that of the last look
-        self._thought: tuple[RequestMix, StepPace, frozenset[str]] | None = None
-        self._reach: LatencyTargets | None = None  # of a step, of the last thought; None: as they were given
-        self._bears: list[float] = []  # of the last thought, by the number of workers that prefer prompts
-        self._answer = 0.0  # mean steps of an answer, as of the last thought; 0.0: not known
+        self._paces, self._pace = PaceMemory(), StepPace()  # `_pace`: at the last update
+        self._estimated_for: tuple[RequestMix, StepPace, frozenset[str]] | None = None
+        self._reach: LatencyTargets | None = (
+            None  # targets per step, at the last estimate; None: as configured
+        )
+        self._capacities: list[
+            float
+        ] = []  # requests/s at the last estimate, by number of workers for prompts
+        self._answer = 0.0  # mean steps of an answer at the last estimate; 0.0: not known
         self.preferences: dict[str, AdmissionPreference] = {}
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens that a step gives a sequence, in the mean: more than one where drafts are accepted."""
+        """The mean tokens per step of a sequence: more than one if drafts are accepted."""
         return self._tokens / self._steps if self._steps else 1.0
 
     # --- requests -------------------------------------------------------------------------------------------
 
     def route(self, prompt: int, workers: Sequence[RouterCandidate]) -> RequestRoute | None:
-        """Routes by prediction; by roles without rates, or if every worker is full: one then refuses it."""
+        """Routes by prediction; by roles without rates or if every worker is full (one then refuses)."""
         rates = self._rates(workers)
         placement = None
         if rates is not None:
             sound = [worker for worker in workers if not worker.broken]
             places = [place_of(worker, self._preference(worker)) for worker in sound]
             rates = dataclasses.replace(rates, targets=self._within_reach(rates.targets))
-            placement = place(prompt, places, rates, _meet(workers))
+            placement = place(prompt, places, rates, _can_share(workers))
         if placement is None:
             return router.route(workers)
         return RequestRoute(
@@ -113,12 +119,12 @@ class AutoLayout(RequestLayout):
         )
 
     def placed(self, route: RequestRoute, prompt: int, missing: int) -> None:
-        """Counts the request in the mix that preferences are chosen for."""
+        """Counts the request in the mix for which preferences are chosen."""
         self._demand.add_request(self._clock(), prompt, missing)
         self._metrics.placements.labels(_kind(route)).inc()
 
     def ended(self, route: RequestRoute, pace: TokenTimes) -> None:
-        """Counts its answer, and compares what was predicted with what came."""
+        """Counts the answer, and records its latencies over the predicted ones."""
         if not pace.steps:
             return
         self._demand.answered(pace.steps)
@@ -132,7 +138,7 @@ class AutoLayout(RequestLayout):
             self._metrics.tpot_ratio.labels(_kind(route)).observe(pace.tpot_s / route.tpot_s)
 
     def _met(self, ttft_s: float, tpot_s: float | None) -> bool:
-        """Whether a request kept the targets that can be kept."""
+        """Whether a request met the targets, as far as they are attainable."""
         targets, tokens = self._targets, self.tokens_per_step
         targets = self._within_reach(dataclasses.replace(targets, tpot_s=targets.tpot_s * tokens))
         return ttft_s <= targets.ttft_s and (tpot_s or 0.0) * tokens <= targets.tpot_s
@@ -140,38 +146,40 @@ class AutoLayout(RequestLayout):
     # --- preferences ----------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Thinks preferences over until it is cancelled."""
-        pause = THINK_EVERY_S
+        """Updates the preferences until cancelled."""
+        pause = UPDATE_EVERY_S
         while True:
             await asyncio.sleep(pause)
             began = time.monotonic()
-            await self.think()
-            pause = max(THINK_EVERY_S, 9 * (time.monotonic() - began))
+            await self.update_preferences()
+            pause = max(UPDATE_EVERY_S, 9 * (time.monotonic() - began))
 
-    async def think(self) -> None:
-        """Lets preferences follow what was asked lately, how long steps took, and whether targets were kept.
-        What the workers bear is estimated anew where the first two, or the set of workers, have changed.
+    async def update_preferences(self) -> None:
+        """Updates the preferences from the recent requests, the pace of steps and the met targets.
+
+        The capacity of the workers is estimated again only if the mix of requests, the pace or the set of
+        workers has changed.
         """
         workers = [worker for worker in self._workers() if _does_both(worker)]
         places = [place_of(worker, self._preference(worker)) for worker in workers]
-        self._look(places, workers)
+        self._record_pace(places, workers)
         mix, names = self._demand.mix(), frozenset(worker.info.worker for worker in workers)
         rates = self._rates(workers)
-        if mix is None or rates is None or not _meet(workers):
+        if mix is None or rates is None or not _can_share(workers):
             return
-        if (mix, self._pace, names) != self._thought:
-            self._thought, self._answer = (mix, self._pace, names), mix.output
-            # It takes long with many workers.
+        if (mix, self._pace, names) != self._estimated_for:
+            self._estimated_for, self._answer = (mix, self._pace, names), mix.output
+            # Both are slow with many workers, so they run in a thread.
             self._reach = await asyncio.to_thread(within_reach, mix, len(workers), rates)
             rates = dataclasses.replace(rates, targets=self._reach)
-            self._bears = await asyncio.to_thread(estimates, mix, len(workers), rates, self._paces)
-        split = self._demand.best_split(self._clock(), self._bears, preferring(places))
+            self._capacities = await asyncio.to_thread(estimates, mix, len(workers), rates, self._paces)
+        split = self._demand.best_split(self._clock(), self._capacities, preferring(places))
         self._prefer(prefer(places, split))
 
-    def _look(self, places: Sequence[WorkerPlace], workers: Sequence[RouterCandidate]) -> None:
-        """Takes note of how long steps took."""
+    def _record_pace(self, places: Sequence[WorkerPlace], workers: Sequence[RouterCandidate]) -> None:
+        """Records the pace of recent steps."""
         prefilling = preferring(places)
-        self._paces.saw(prefilling, mean_pace(worker.info.backlog.pace for worker in workers))
+        self._paces.record(prefilling, mean_pace(worker.info.backlog.pace for worker in workers))
         self._pace = self._paces.at(prefilling)
         for kind, value in dataclasses.asdict(self._pace).items():
             self._metrics.pace.labels(kind).set(value)
@@ -179,7 +187,7 @@ class AutoLayout(RequestLayout):
     def _prefer(self, preferences: dict[str, AdmissionPreference]) -> None:
         if preferences != self.preferences:
             summary = ", ".join(f"{worker} {preference.value}" for worker, preference in preferences.items())
-            _log.info("preferences: %s; %s", summary, self._thought)
+            _log.info("preferences: %s; %s", summary, self._estimated_for)
         self.preferences = preferences
         self._metrics.preference.clear()
         for worker, preference in preferences.items():
@@ -189,15 +197,15 @@ class AutoLayout(RequestLayout):
         return self.preferences.get(worker.info.worker, AdmissionPreference.ANY)
 
     def _within_reach(self, targets: LatencyTargets) -> LatencyTargets:
-        """The targets of a step, but for one that nobody can keep."""
+        """The targets per step; an unattainable one is replaced by an attainable one."""
         if (reach := self._reach) is None:
             return targets
         return LatencyTargets(max(targets.ttft_s, reach.ttft_s), max(targets.tpot_s, reach.tpot_s))
 
     def _rates(self, workers: Sequence[RouterCandidate]) -> MeasuredRates | None:
-        """Returns the rates of the median worker of those alike, at the recent pace.
+        """Returns the rates of the median worker, at the recent pace; None without any.
 
-        A target per token is one per step here: a step may give several tokens.
+        The target per token becomes one per step, as a step may yield several tokens.
         """
         measured = [w.info.rates for w in workers if _does_both(w) and w.info.rates is not None]
         if not measured:
@@ -209,9 +217,9 @@ class AutoLayout(RequestLayout):
 
 
 def place_of(worker: RouterCandidate, preference: AdmissionPreference) -> WorkerPlace:
-    """The worker as the policy sees it: its last report, and what this gateway has sent or finished since.
+    """The state of the worker for the placement: its last report, updated by this gateway's requests since.
 
-    What other gateways have there is the report without this gateway's own part at its time.
+    The load of other gateways is the report less this gateway's own part at the time of the report.
     """
     info, now, then = worker.info, worker.under_way, worker.reported
     backlog, since = info.backlog, max(now.total - then.total, 0)
@@ -231,15 +239,15 @@ def place_of(worker: RouterCandidate, preference: AdmissionPreference) -> Worker
 
 
 def _kv_room(reported: int | None, sent: UnderWay) -> float:
-    """Tokens: what the worker said, less what it was `sent` since."""
+    """The capacity for KV in tokens: as reported, less what was `sent` to the worker since."""
     if reported is None:
         return math.inf
     prompts = max(sent.queued, 0) if sent.prompts > 0 else 0
     return max(reported - max(sent.context, 0) - prompts, 0)
 
 
-def _meet(workers: Sequence[RouterCandidate]) -> bool:
-    """Whether two workers can share a request: the pages of all of them travel."""
+def _can_share(workers: Sequence[RouterCandidate]) -> bool:
+    """Whether two workers can share a request: none of them keeps its pages to itself."""
     return not any(worker.info.stays for worker in workers)
 
 

@@ -1,14 +1,13 @@
-"""Chooses the workers that prefer prompts under `--layout auto`: a pure function of the load.
+"""Chooses the workers that prefer prompts under `--layout auto`, by pure functions of the load.
 
-The number of workers for prompts is the one that bears the highest rate of the requests that come now. It
-changes only for a clear gain, and a change acts at the next admission: no running request notices. Its caller
-decides how often it is asked.
+The number of these workers is the one with the highest capacity for the current mix of requests. It changes
+only for a clear gain, and a change acts at the next admission: running requests are not affected.
 
-The load is the mix of recent requests, sums that fade, and the pace of steps over what was measured at the
-start. A table of step times is never right everywhere: it may hold for small batches and not for large ones.
-So what is seen while k workers prefer prompts is believed of k, and of the numbers of which nothing is known
-yet. The estimate that follows is not right everywhere either: among numbers for which it is nearly alike,
-whether requests keep their targets decides.
+The load is the mix of recent requests (fading sums) and the pace of steps over the times measured at the
+start. A table of step times is never right everywhere: it may be right for small batches and wrong for large
+ones. So a pace measured while k workers prefer prompts is used for k, and for numbers without a measurement.
+The estimate of the capacity is not exact either: between numbers with nearly the same estimate, the share of
+requests that meet their targets decides.
 """
 
 from __future__ import annotations
@@ -23,51 +22,53 @@ from gateway.routing.capacity import TAIL, RequestMix, capacity
 from gateway.routing.placement import AdmissionPreference, MeasuredRates, WorkerPlace
 
 GAIN = 1.05
-"""The number changes for at least this factor of capacity: preferences do not flap between equals. While too
-many requests miss their targets it changes for any gain.
+"""The number of workers for prompts changes for at least this factor of capacity, so that it does not flap.
+While too many requests miss their targets it changes for any gain.
 """
 FADE = 0.98
-"""The part of a value's weight that is left after the next one: about the last hundred count."""
+"""The decay of a value's weight per later value: about the last hundred values count."""
 
 OTHER = 1.8
-"""If the mean of the last ENOUGH values is this many times that of all, or the inverse, they alone count."""
+"""The load has changed if the mean of the last ENOUGH values differs from that of all by this factor: then
+only the last ones count.
+"""
 
 CHANGE = 0.1
 """A mix that differs from the last reported one by less than this part is reported as that one."""
 
 ENOUGH = 20
-"""Requests, or answers, that say whether the load has become another."""
+"""Requests, or answers, that are enough to detect a change of the load."""
 
 FIRST = 6
-"""Requests, and answers, before there is a mix: until then prompts go beside streams, whatever that costs."""
+"""Requests, and answers, before there is a mix: until then every worker does both kinds of work."""
 
 COUNTING_S = 1.0
-"""Requests are counted over this time to see how evenly they come."""
+"""The seconds over which requests are counted to measure the dispersion of arrivals."""
 
 DECAY = 0.96
-"""The part of a count's weight that is left after the next one: about the last 25 count."""
+"""The decay of a count's weight per later count: about the last 25 counts matter."""
 
 LATELY_S = 40.0
-"""After this time, whether a request kept its targets has lost all but 1/e of its weight."""
+"""The time constant (seconds) by which the weight of a request that met or missed its targets decays."""
 
 WRONG = 1.05
-"""Where too many requests miss their targets, the estimate for that number of workers is divided by this. So
-another number is tried whose estimate is nearly as high. Missed targets say no more than that.
+"""If too many requests miss their targets, the estimate for the current number of workers is divided by this,
+so that another number with nearly the same estimate is tried. Missed targets justify no larger correction.
 """
 
 CLEARLY = 2.0
-"""Requests do so clearly if more miss than may, by this many standard deviations of chance."""
+"""Too many requests miss their targets if the excess is this number of standard deviations of chance."""
 
 SETTLED_S = 20.0
-"""Seconds after a change until missed targets are looked at. Requests that miss them come in bunches, so a
-shorter time says nothing.
+"""Seconds after a change before missed targets count. Requests that miss them come in bunches, so a shorter
+time is not significant.
 """
 
 BELIEVED_S = 300.0
 """Seconds for which a number whose estimate was too high is not tried again."""
 
 COUNTS = 12.0
-"""Counts of one kind of load before it is said to come unevenly."""
+"""Counts that are needed before arrivals count as uneven."""
 
 
 def estimates(mix: RequestMix, workers: int, rates: MeasuredRates, paces: PaceMemory) -> list[float]:
@@ -80,8 +81,8 @@ def estimates(mix: RequestMix, workers: int, rates: MeasuredRates, paces: PaceMe
 
 
 def best_split(bears: Sequence[float], now: int, gain: float = GAIN) -> int:
-    """How many of the workers should prefer prompts; 0: none does, and all do both. `bears`: requests per
-    second by that number. `now`: how many do.
+    """The number of workers that should prefer prompts; 0: all do both kinds of work. `bears`: the capacity
+    (requests per second) by that number. `now`: the current number.
     """
     now = min(now, len(bears) - 1)
     best = max(range(len(bears)), key=bears.__getitem__)
@@ -89,15 +90,15 @@ def best_split(bears: Sequence[float], now: int, gain: float = GAIN) -> int:
 
 
 def preferring(places: Sequence[WorkerPlace]) -> int:
-    """How many workers prefer prompts."""
+    """The number of workers that prefer prompts."""
     return sum(p.preference is AdmissionPreference.PREFILL for p in places)
 
 
 def prefer(places: Sequence[WorkerPlace], prefilling: int) -> dict[str, AdmissionPreference]:
-    """The preference of each worker, by name, if `prefilling` of them are to prefer prompts.
+    """The preference of each worker, by name, such that `prefilling` of them prefer prompts.
 
-    Those that prefer prompts now keep doing so; then come those with the fewest sequences to finish. At least
-    one worker that can decode goes on decoding.
+    Those that prefer prompts now are chosen first, then those with the fewest sequences to finish. At least
+    one worker always decodes.
     """
     if not prefilling:
         return {p.worker: AdmissionPreference.ANY for p in places}
@@ -113,7 +114,7 @@ def prefer(places: Sequence[WorkerPlace], prefilling: int) -> dict[str, Admissio
 
 
 class FadingMean:
-    """The mean of the values of late, and of their squares."""
+    """The mean of recent values and of their squares."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -121,7 +122,9 @@ class FadingMean:
         self._weight = self._sum = self._squares = 0.0
 
     def add(self, value: float) -> bool:
-        """Whether values have become others, so that those before the last ENOUGH are forgotten."""
+        """Adds a value. True if the values have changed, so that those before the last ENOUGH were
+        dropped.
+        """
         self.count += 1
         self._recent.append(value)
         self._take(value)
@@ -140,7 +143,7 @@ class FadingMean:
 
     @property
     def mean(self) -> float:
-        """The mean of the values, of which there must be one."""
+        """The mean of the values; there must be at least one."""
         return self._sum / self._weight
 
     @property
@@ -150,29 +153,30 @@ class FadingMean:
 
 
 class ArrivalDispersion:
-    """How evenly requests come: the variance of their number per second over its mean; 1.0: as Poisson's do.
+    """The dispersion of arrivals: the variance of the number per second over its mean; 1.0 for Poisson
+    arrivals.
 
-    From neighbouring seconds, each pair with the same weight: (a - b)^2 / (a + b) has the mean 1 for Poisson
-    requests at every rate, so that a rate that changes is not taken for bursts, and a load is soon forgotten.
+    Measured on pairs of consecutive seconds, all with the same weight: (a - b)^2 / (a + b) has the mean 1 for
+    Poisson arrivals at every rate, so that a changing rate does not count as bursts.
     """
 
     def __init__(self, since_s: float) -> None:
         self._since_s, self._now, self._before = since_s, 0, 0
         self._weight = self._sum = 0.0
 
-    def came(self, at_s: float) -> None:
+    def count(self, at_s: float) -> None:
         """Counts a request."""
         while at_s >= self._since_s + COUNTING_S:
             self._end_count()
         self._now += 1
 
     def forget(self) -> None:
-        """Forgets the load before."""
+        """Drops the counts so far."""
         self._weight = self._sum = 0.0
 
     @property
     def burst(self) -> float:
-        """1.0 while there are too few counts."""
+        """The dispersion, at least 1.0; 1.0 while there are too few counts."""
         return max(self._sum / self._weight, 1.0) if self._weight >= COUNTS * DECAY**COUNTS else 1.0
 
     def _end_count(self) -> None:
@@ -184,31 +188,31 @@ class ArrivalDispersion:
 
 
 class TargetMemory:
-    """Whether requests keep their targets, and what that says of estimates, by the number of workers that
-    prefer prompts. Times are seconds of one clock.
+    """Measures whether requests meet their targets, and corrects the estimates by it. Times are seconds of
+    one clock.
     """
 
     def __init__(self, since_s: float) -> None:
         self._at_s = self._since_s = since_s
         self._prefilling = 0
         self._ended = self._met = 0.0  # requests, fading
-        self._wrong: dict[int, float] = {}  # numbers whose estimate is too high, and when that was seen
+        self._wrong: dict[int, float] = {}  # numbers of workers with a too high estimate: time of the finding
 
     def ended(self, at_s: float, began_s: float, met: bool) -> None:
-        """Counts an answer. One that began under another number of workers says nothing of this one."""
+        """Counts an answer, unless its request began under another number of workers for prompts."""
         if began_s >= self._since_s:
             self._fade(at_s)
             self._ended += 1
             self._met += met
 
     def forget(self) -> None:
-        """Forgets the load before."""
+        """Drops all findings about the earlier load."""
         self._wrong.clear()
         self._ended = self._met = 0.0
 
     @property
     def missed(self) -> bool:
-        """Whether more requests miss their targets than may, and than chance makes of that."""
+        """Whether more than the tolerated share of requests miss their targets, by more than chance."""
         return self._missed_by(1.0)
 
     def _missed_by(self, deviations: float) -> bool:
@@ -218,7 +222,9 @@ class TargetMemory:
         return self._met + deviations * chance < (1 - TAIL) * self._ended
 
     def corrected(self, at_s: float, bears: Sequence[float], now: int) -> list[float]:
-        """The estimates; those that were too high are less. `now`: how many workers prefer prompts."""
+        """The estimates, reduced where they were too high. `now`: the number of workers that prefer
+        prompts.
+        """
         self._fade(at_s)
         if now != self._prefilling:
             self._prefilling, self._since_s = now, at_s
@@ -238,25 +244,27 @@ class TargetMemory:
 
 
 class DemandMeter:
-    """Told of every request and every answer."""
+    """Measures the mix of requests from every request and every answer."""
 
     def __init__(self, since_s: float = 0.0) -> None:
-        """`since_s`: when the first requests may come, on the clock of `add_request`."""
+        """`since_s`: the time from which requests arrive, on the clock of `add_request`."""
         self._prompt, self._missing, self._output = FadingMean(), FadingMean(), FadingMean()
         self._evenness = ArrivalDispersion(since_s)
         self.targets = TargetMemory(since_s)
         self._reported: RequestMix | None = None
 
     def add_request(self, at_s: float, prompt: int, missing: int) -> None:
-        """Counts a request that came at `at_s`, of whose prompt `missing` tokens are to be computed."""
-        self._evenness.came(at_s)
+        """Counts a request that arrived at `at_s` and has `missing` uncached tokens in its prompt."""
+        self._evenness.count(at_s)
         others = self._prompt.add(prompt), self._missing.add(missing)
         if any(others):
             self._evenness.forget()
             self.targets.forget()
 
     def best_split(self, at_s: float, bears: Sequence[float], now: int) -> int:
-        """How many workers should prefer prompts, by estimates and by what is seen; `now`: how many do."""
+        """The number of workers that should prefer prompts, by corrected estimates; `now`: the current
+        number.
+        """
         corrected = self.targets.corrected(at_s, bears, now)
         return best_split(corrected, now, 1.0 if self.targets.missed else GAIN)
 
@@ -265,7 +273,7 @@ class DemandMeter:
         self._output.add(output)
 
     def mix(self) -> RequestMix | None:
-        """The mix; None while there were too few requests."""
+        """The mix of recent requests; None while there are too few."""
         if min(self._prompt.count, self._output.count) < FIRST:
             return None
         missing = max(self._missing.mean, 1.0)
@@ -285,17 +293,20 @@ def _differ(new: RequestMix, old: RequestMix) -> bool:
 
 
 class PaceMemory:
-    """Keeps the last pace of each number: after a change that was wrong, what showed it is not forgotten."""
+    """Stores the last pace for each number of workers that prefer prompts, so that a wrong change is not
+    repeated."""
 
     def __init__(self) -> None:
         self._known: dict[int, StepPace] = {}
 
-    def saw(self, prefilling: int, pace: StepPace) -> None:
-        """The pace of now, while `prefilling` workers prefer prompts. Small differences count for nothing."""
+    def record(self, prefilling: int, pace: StepPace) -> None:
+        """Records the current pace, while `prefilling` workers prefer prompts. Small differences are
+        ignored.
+        """
         if not alike(pace, self.at(prefilling)):
             self._known[prefilling] = pace
 
     def at(self, prefilling: int) -> StepPace:
-        """Returns the pace for that number, or for the nearest measured one; all 1.0 while none is."""
+        """Returns the pace for that number or the nearest measured one; all 1.0 without a measurement."""
         nearest = min(self._known, key=lambda known: abs(known - prefilling), default=None)
         return StepPace() if nearest is None else self._known[nearest]

@@ -1,8 +1,8 @@
-"""What workers have in their prefix caches, by their own reports, and by the prompts that were sent to them.
+"""Tracks the prefix caches of workers, by their own reports and by the prompts that were sent to them.
 
-A stream per worker follows its reports, and is opened again when it breaks. The prompts sent to a worker give
-an estimate. It counts where a worker reports nothing, and for what it was just sent. A wrong estimate costs a
-prompt computed twice, never a token.
+A stream per worker follows its reports, and is reopened when it breaks. The prompts sent to a worker give an
+estimate, for a worker that reports nothing and for recent prompts that are not in its reports yet. A wrong
+estimate makes a prompt be computed twice; it never changes a token.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from eyas.common.page_names import ID_BYTES, SHORT_BYTES, CacheNews, PageNames, 
 from eyas.common.wire import rpc
 from eyas.common.wire.clients import InfoClient
 
-MAX_BLOCKS = 1 << 16  # remembered over all prompts and workers: about 15 MB
+MAX_BLOCKS = 1 << 16  # over all prompts and workers: about 15 MB
 FINE, COARSE = 16, 256  # tokens of a block
 FINE_BLOCKS = 64
-"""That many blocks are fine, and all behind them coarse: of a long prompt, the last tokens matter little."""
+"""The first blocks of a prompt are fine, and all later ones coarse: of a long prompt, the last tokens matter
+little."""
 
-Holder = tuple[str, int]  # a worker and its epoch: a new pool holds nothing
+Holder = tuple[str, int]  # a worker and its epoch: the pool of a new epoch is empty
 AGAIN_S = 1.0  # from the end of a stream to the next
 
 
 class PromptPages:
-    """A prompt's pages by name, made once per shape of pages, and its blocks.
+    """The names of a prompt's pages, computed once per shape of pages, and of its blocks.
 
-    `session`: the conversation's name, if it has one. `salt`: of the names. `adapter`: the id of the one that
-    computes it.
+    `session`: the name of the conversation, if it has one. `salt`: part of all names. `adapter`: the id of
+    the adapter that computes the prompt.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class PromptPages:
 
     @cached_property
     def blocks(self) -> list[bytes]:
-        """The names of the blocks by which a gateway remembers what it sent."""
+        """The names of the blocks, by which the gateway records the prompts that it sends."""
         return block_names(self._ids, self._salt)
 
 
@@ -67,15 +68,15 @@ class WorkerPages:
     def __init__(self, news: CacheNews, now: float) -> None:
         self.epoch = news.epoch
         self.shape = news.shape
-        # when it was last without any page, as far as is known: perhaps just before its first news
+        # the last time at which the pool may have been empty, perhaps just before its first report
         self.emptied = 0.0 if news.added else now
         self._names: set[bytes] = set()
 
     def __len__(self) -> int:
         return len(self._names)
 
-    def hear(self, news: CacheNews, now: float) -> None:
-        """Takes what the worker says, in order."""
+    def apply(self, news: CacheNews, now: float) -> None:
+        """Applies the next report of the worker."""
         lost = bool(news.dropped or (news.whole and self._names))
         if news.whole:
             self._names.clear()
@@ -85,9 +86,10 @@ class WorkerPages:
         self._names.update(split(news.added))
 
     def matched(self, prefix: PromptPages) -> int:
-        """How many tokens at the start of the prompt are here. Caches forget a page after those that
-        follow it, so the first missing page is found by doubling, then by halves: few names are made where
-        little is cached.
+        """The number of tokens at the start of the prompt that are cached.
+
+        Caches evict a page after those that follow it, so the first missing page is found by exponential,
+        then binary search: few names are computed if little is cached.
         """
         names, known = prefix.names(self.shape), self._names
         most = 1
@@ -103,29 +105,29 @@ class CachedPrefixes:
     def __init__(self) -> None:
         self._workers: dict[str, WorkerPages] = {}
 
-    def hear(self, worker: str, news: CacheNews, now: float) -> None:
-        """Takes news of a worker, at `now`. What a pool held that is gone is forgotten with it."""
+    def apply(self, worker: str, news: CacheNews, now: float) -> None:
+        """Applies a report of a worker, at `now`. A new pool replaces the pages of an earlier one."""
         known = self._workers.get(worker)
         if known is None or known.epoch != news.epoch:
             if not news.whole:
-                return  # the rest of an older stream
+                return  # of an older stream
             known = self._workers[worker] = WorkerPages(news, now)
-        known.hear(news, now)
+        known.apply(news, now)
 
     def of(self, worker: str, epoch: int) -> WorkerPages | None:
-        """Returns the worker's pages in this pool; None: it has not reported any."""
+        """Returns the worker's pages in the pool of this epoch; None if it has not reported."""
         known = self._workers.get(worker)
         return known if known is not None and known.epoch == epoch else None
 
     def forget(self, worker: str) -> None:
-        """Forgets a worker."""
+        """Drops the pages of a worker."""
         self._workers.pop(worker, None)
 
 
 def block_names(ids: bytes, salt: bytes) -> list[bytes]:
-    """The names of a prompt's blocks, each a digest of all tokens up to its end; `ids`: packed.
+    """The names of a prompt's blocks, each a digest of all tokens up to its end. `ids`: the packed tokens.
 
-    The last token is in none: it is always computed again.
+    No block contains the last token, which is always computed.
     """
     names, name, begin, end = list[bytes](), salt, 0, ID_BYTES * FINE
     while end < len(ids):
@@ -136,14 +138,13 @@ def block_names(ids: bytes, salt: bytes) -> list[bytes]:
 
 
 def tokens_of(blocks: int) -> int:
-    """How many tokens a prompt's first blocks have."""
+    """The number of tokens in this number of first blocks of a prompt."""
     return FINE * min(blocks, FINE_BLOCKS) + COARSE * max(blocks - FINE_BLOCKS, 0)
 
 
 class PrefixIndex:
-    """The last `max_blocks` blocks that were sent, to which worker, and when.
-
-    `names`: of a prompt, in order.
+    """The last `max_blocks` blocks that were sent, with their workers and times. `names`: of the blocks of
+    one prompt, in order.
     """
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
@@ -154,8 +155,8 @@ class PrefixIndex:
         return len(self._blocks)
 
     def add(self, holder: Holder, names: Sequence[bytes], now: float) -> None:
-        """Notes that the holder was sent these blocks, and forgets the oldest ones beyond `max_blocks`."""
-        # From the end, so that a block is never forgotten before those that follow it.
+        """Records that the holder was sent these blocks, and drops the oldest ones beyond `max_blocks`."""
+        # From the end, so that a block is never dropped before those that follow it.
         blocks = self._blocks
         for name in reversed(names):
             block = holder, name
@@ -165,14 +166,14 @@ class PrefixIndex:
             blocks.popitem(last=False)
 
     def matched(self, holder: Holder, names: Sequence[bytes], since: float) -> int:
-        """How many tokens at the start of the prompt the holder was sent, none of them before `since`."""
+        """The number of tokens at the start of the prompt that the holder was sent at `since` or later."""
         blocks = self._blocks
         count = bisect_left(names, True, key=lambda name: blocks.get((holder, name), -1.0) < since)
         return tokens_of(count)
 
 
 class CacheWatch:
-    """Keeps `holdings` up with the workers that are followed; `channels` stay their owner's."""
+    """Keeps `holdings` up to date with the followed workers. The caller owns `channels`."""
 
     def __init__(self, channels: rpc.ChannelPool, holdings: CachedPrefixes) -> None:
         self._channels = channels
@@ -195,18 +196,18 @@ class CacheWatch:
     async def _watch(self, worker: str) -> None:
         try:
             while True:
-                await self._hear(worker)
-                self._holdings.forget(worker)  # what it holds is not known from here on
+                await self._follow_reports(worker)
+                self._holdings.forget(worker)  # without reports its cache is unknown
                 await asyncio.sleep(AGAIN_S)
         finally:
             self._holdings.forget(worker)
 
-    async def _hear(self, worker: str) -> None:
-        """Takes what the worker says until the stream ends."""
+    async def _follow_reports(self, worker: str) -> None:
+        """Applies the reports of the worker until the stream ends."""
         client = InfoClient(self._channels.get(worker))
         try:
             async with contextlib.aclosing(client.cached()) as stream:
                 async for news in stream:
-                    self._holdings.hear(worker, news, time.monotonic())
+                    self._holdings.apply(worker, news, time.monotonic())
         except Exception as error:
             rpc.as_eyas(error, f"following the cache of {worker}")  # a defect is logged

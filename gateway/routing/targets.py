@@ -1,5 +1,5 @@
-"""The workers of a cluster that run the target model: what they last said, how all are asked at once, and how
-one that is behind is brought up to the others.
+"""The workers that run the target model: their last reports, calls to all of them, and repairs of workers
+whose adapters or weights are older than those of the others.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from eyas.common.errors import Busy, EyasError, Unavailable
 from eyas.common.types import WorkerInfo
 from eyas.common.wire.rpc import ChannelPool
 
-LOOK_EVERY_S = 0.2  # names that nobody has do not make a gateway ask its workers more often
-REPAIR_S = 5.0  # from one try to bring a worker up to the others to the next
+LOOK_EVERY_S = 0.2  # bounds how often calls with unknown names make a gateway poll its workers
+REPAIR_S = 5.0  # from the start of one repair of a worker to the next
 
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
 class WorkerAnswers(Generic[Answer]):
-    """The answers of workers, and why others gave none, by worker in the order in which they were named."""
+    """The answers and the errors of workers, each by worker in the order of the call."""
 
     answers: dict[str, Answer]
     failed: dict[str, EyasError]
 
     def whole(self, what: str, after: str = "") -> dict[str, Answer]:
-        """All answers. Raises the first failure that is worse than Busy, if one failed, with a text that
-        names all failures: how many workers `what`, and which do not. `after`: what follows from that.
+        """All answers. If a worker failed, raises the first error other than Busy, or Busy, with a message
+        that names all failures: "2 of 3 workers `what`, but not ...", followed by `after`.
         """
         if not self.failed:
             return self.answers
@@ -43,7 +43,9 @@ class WorkerAnswers(Generic[Answer]):
 
 
 class TargetWorkers:
-    """`workers`: all of the cluster, as last heard of. `channels`: to them. `refresh` asks them anew."""
+    """`workers` returns the last reports of all workers of the cluster; `refresh` polls them. `channels`: to
+    the workers.
+    """
 
     def __init__(
         self,
@@ -58,35 +60,35 @@ class TargetWorkers:
         self._looked_at = 0.0
 
     def infos(self) -> list[WorkerInfo]:
-        """The workers that have loaded, as last heard of."""
+        """The last reports of the workers that have loaded the model."""
         return [info for info in self._workers() if info.runs_target and not info.starting]
 
     def names(self) -> list[str]:
-        """Their names. Raises Unavailable if there are none."""
+        """The names of these workers. Raises Unavailable if there are none."""
         names = [info.worker for info in self.infos()]
         if not names:
             raise Unavailable("no worker is known that could be asked")
         return names
 
     def channel(self, worker: str) -> grpc.aio.Channel:
-        """The channel to one of them."""
+        """The channel to a worker."""
         return self._channels.get(worker)
 
     async def ask(
         self, workers: Iterable[str], call: Callable[[str], Awaitable[Answer]]
     ) -> WorkerAnswers[Answer]:
-        """Calls all of these at once, by name."""
+        """Runs `call` for all of these workers concurrently, by name."""
         answers: dict[str, Answer] = {}
         failed: dict[str, EyasError] = {}
 
-        async def one(worker: str) -> Answer | EyasError:
+        async def answer_of(worker: str) -> Answer | EyasError:
             try:
                 return await call(worker)
             except EyasError as error:
                 return error
 
         names = list(workers)
-        for worker, answer in zip(names, await asyncio.gather(*map(one, names)), strict=True):
+        for worker, answer in zip(names, await asyncio.gather(*map(answer_of, names)), strict=True):
             if isinstance(answer, EyasError):
                 failed[worker] = answer
             else:
@@ -94,12 +96,12 @@ class TargetWorkers:
         return WorkerAnswers(answers, failed)
 
     async def refresh(self) -> None:
-        """Asks every worker now what it is."""
+        """Polls the state of every worker now."""
         await self._refresh()
         self._looked_at = time.monotonic()
 
     async def look(self) -> None:
-        """The same, so that what another gateway changed is known here, but not more often than pays."""
+        """Polls the state of every worker, at most once per LOOK_EVERY_S; concurrent calls share one poll."""
         if self._looking is None or self._looking.done():
             if time.monotonic() - self._looked_at < LOOK_EVERY_S:
                 return
@@ -107,15 +109,15 @@ class TargetWorkers:
         await asyncio.shield(self._looking)
 
     async def aclose(self) -> None:
-        """Ends a look that is under way."""
+        """Cancels a running poll."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
 
 
 class WorkerRepairs:
-    """Tries to bring workers up to the others: one per worker at a time, each begun `REPAIR_S` after the one
-    before it at the earliest. `what`: the name of what is behind, for the log.
+    """Runs repairs of workers as tasks: one per worker at a time, and at most one per `REPAIR_S`. `what`: the
+    thing that is repaired, for the names of the tasks.
     """
 
     def __init__(self, what: str) -> None:
@@ -124,11 +126,11 @@ class WorkerRepairs:
         self._began: dict[str, float] = {}  # monotonic seconds
 
     def __contains__(self, worker: str) -> bool:
-        """Whether a try is under way."""
+        """Whether a repair of the worker runs."""
         return worker in self._tasks
 
     def begin(self, worker: str, repair: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Begins a try, if it is time for one."""
+        """Starts a repair, unless one runs or has started less than REPAIR_S ago."""
         now = time.monotonic()
         if worker in self._tasks or now - self._began.get(worker, -REPAIR_S) < REPAIR_S:
             return
@@ -137,11 +139,11 @@ class WorkerRepairs:
         task.add_done_callback(lambda _: self._tasks.pop(worker))
 
     def forget(self, worker: str) -> None:
-        """Drops what is known of a worker that is gone for good."""
+        """Drops the state of a worker that has left."""
         self._began.pop(worker, None)
 
     async def aclose(self) -> None:
-        """Ends those under way."""
+        """Cancels the running repairs."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

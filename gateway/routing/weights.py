@@ -1,13 +1,13 @@
-"""The weights of a cluster: all of its workers change together, or none does.
+"""Updates the weights of a cluster, on all of its workers or on none.
 
-An update is prepared on every worker, then every worker is closed, then all are committed
-(`eyas.common.weights`). What fails before the first commit undoes it: the old weights serve on. From the
-first commit on it stands: a worker that fails then is behind, as one that begins later is.
+An update is prepared on every worker, then every worker is closed, then all commit (`eyas.common.weights`). A
+failure before the first commit undoes the update: the old weights continue to serve. After the first commit
+the update is final: a worker that fails then is behind, like one that starts later with old weights.
 
-Workers say which weights they have, so gateways need no memory of their own and no word to each other: the
-greatest generation counts. A worker that is behind gets no requests. Where the newest weights were read from
-a folder, whichever gateway sees it first has it read them too; a worker that has prepared them already, and
-whose gateway left before it could say so, gets the call to commit.
+Workers report their weights, so gateways need no state of their own and do not communicate: the greatest
+generation counts. A worker that is behind gets no requests. The first gateway that sees it repairs it: a
+worker that had already prepared the newest weights commits them, another one loads them if they came from a
+folder.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from eyas.common.wire.control_service import ControlClient
 from gateway.routing.targets import TargetWorkers, WorkerAnswers, WorkerRepairs
 
 COMMIT_S = 120.0
-HOLD_S = 30.0  # a closed worker that hears nothing for so long opens again with the old weights
+HOLD_S = 30.0  # a closed worker without a message for this time opens again with the old weights
 ASK_S = 30.0
 SERVE_ON = "; the old weights serve on"
 _log = logging.getLogger("eyas.gateway")
@@ -51,8 +51,9 @@ _log = logging.getLogger("eyas.gateway")
 
 @dataclass(frozen=True)
 class WeightUpdate:
-    """New weights for a cluster. `version`: their name; "": the number of the update. `whole`: all tensors of
-    the model, else those that are missing stay. `wait_s`: for requests that run, if `running` waits for them.
+    """New weights for a cluster. `version`: their name; "": the number of the update. `whole`: they have all
+    tensors of the model; otherwise missing tensors stay. `wait_s`: for running requests, if `running` waits
+    for them.
     """
 
     source: Source
@@ -64,8 +65,8 @@ class WeightUpdate:
 
 @dataclass(frozen=True)
 class WeightsChange:
-    """An update that was made. `requests`: that were ended for it. `seconds`: how long no step could run, on
-    the slowest worker. `behind`: workers that failed in it, and why.
+    """A completed update. `requests`: the number of requests that it ended. `seconds`: the time without steps
+    on the slowest worker. `behind`: workers that failed, with their errors.
     """
 
     weights: WeightsInfo
@@ -78,18 +79,18 @@ class WeightsChange:
 
 
 class ClusterWeights:
-    """Satisfies `WeightControl` (`gateway.backends.base`). Its owner calls `follow` now and then."""
+    """Implements `WeightControl` (`gateway.backends.base`). Its owner calls `follow` periodically."""
 
     def __init__(self, targets: TargetWorkers) -> None:
         self._targets = targets
-        self.newest = WeightsInfo()  # of all that a worker had, however many have left since
+        self.newest = WeightsInfo()  # of all that any worker has reported
         self._change = asyncio.Lock()
         self._repairs = WorkerRepairs("weights")
 
-    # --- what workers have -----------------------------------------------------------------------------
+    # --- the weights of workers ------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Takes what workers said of late, and begins to bring those up to date that are behind."""
+        """Updates `newest` from the last reports, and starts to repair the workers that are behind."""
         infos = self._targets.infos()
         self._count_all(infos)
         for info in infos:
@@ -97,12 +98,12 @@ class ClusterWeights:
                 self._repairs.begin(info.worker, partial(self._repair, info.worker))
 
     def is_behind(self, info: WorkerInfo) -> bool:
-        """Whether the worker has others than the newest weights: it gets no requests."""
+        """Whether the worker does not have the newest weights, and so gets no requests."""
         return info.runs_target and info.weights.digest != self.newest.digest
 
-    def seen(self, infos: Sequence[WorkerInfo]) -> list[WorkerInfo]:
-        """The workers; those that are behind do not serve. Whatever is newer counts from here on: it may have
-        come by another gateway.
+    def with_serving(self, infos: Sequence[WorkerInfo]) -> list[WorkerInfo]:
+        """Returns the workers, those that are behind as not serving. Updates `newest` first: another gateway
+        may have updated the weights.
         """
         self._count_all(infos)
         return [self._serving(info) for info in infos]
@@ -116,35 +117,35 @@ class ClusterWeights:
             info, serving=False, trouble="; ".join(filter(None, (info.trouble, text)))
         )
 
-    def comes(self, info: WorkerInfo) -> bool:
-        """Whether the worker will serve the newest weights soon: it is closed for them, reads them, or has
-        just got them and was not heard of since.
+    def is_coming(self, info: WorkerInfo) -> bool:
+        """Whether the worker will serve the newest weights soon: it is closed for them, loads them, or has
+        just committed them and not reported since.
         """
-        unheard = self._change.locked() and self.is_behind(info)
-        return info.runs_target and (info.weights.closed or info.worker in self._repairs or unheard)
+        unreported = self._change.locked() and self.is_behind(info)
+        return info.runs_target and (info.weights.closed or info.worker in self._repairs or unreported)
 
     @property
     def problem(self) -> str:
-        """Which workers are behind and cannot be brought up to date, as half a sentence; empty: none is."""
+        """Which workers are behind and cannot be repaired, as half a sentence; empty if none is."""
         if self.newest.folder:
             return ""
         infos = self._targets.infos()
-        behind = [info.worker for info in infos if self.is_behind(info) and not self.comes(info)]
+        behind = [info.worker for info in infos if self.is_behind(info) and not self.is_coming(info)]
         if not behind:
             return ""
         return f"{', '.join(behind)} lost the weights {self.newest.version!r}: update them again"
 
     async def look(self) -> None:
-        """Asks all workers anew, so that what another gateway changed is known here."""
+        """Updates `newest` from all workers: another gateway may have changed it."""
         await self._targets.look()
         self.follow()
 
     def forget(self, worker: str) -> None:
-        """Drops what is known of a worker that is gone for good."""
+        """Drops the state of a worker that has left."""
         self._repairs.forget(worker)
 
     async def aclose(self) -> None:
-        """Ends the repairs."""
+        """Cancels the repairs."""
         await self._repairs.aclose()
 
     def _count_all(self, infos: Sequence[WorkerInfo]) -> None:
@@ -158,7 +159,7 @@ class ClusterWeights:
     # --- updates ---------------------------------------------------------------------------------------
 
     async def update(self, update: WeightUpdate) -> WeightsChange:
-        """See `WeightControl.update`. Once begun it goes on, though its caller leaves."""
+        """See `WeightControl.update`. A started update continues if its caller is cancelled."""
         if self._change.locked():
             raise Busy("another update of the weights is under way")
         return await asyncio.shield(asyncio.create_task(self._update(update), name="update of weights"))
@@ -197,8 +198,8 @@ class ClusterWeights:
             )
 
     async def _close(self, workers: Iterable[str], close: CloseForWeights) -> WorkerAnswers[WeightsReply]:
-        """Closes workers. Those that are quiet early hear of it again, else they would open before the others
-        are quiet.
+        """Closes workers. Repeats the call to those that finished early: otherwise they would open again
+        after HOLD_S, before the others have finished.
         """
         reminders = asyncio.create_task(self._remind(workers, close), name="reminders of an update")
         try:
@@ -212,7 +213,7 @@ class ClusterWeights:
             await self._ask(workers, close, ASK_S)
 
     async def _commit(self, workers: Iterable[str], digest: str) -> WorkerAnswers[WeightsReply]:
-        """Raises the first failure if no worker has done it: then it has not begun."""
+        """Commits on all workers. Raises the first error if no worker has committed."""
         done = await self._ask(workers, CommitWeights(digest), COMMIT_S)
         if not done.answers:
             raise next(iter(done.failed.values()))
@@ -221,7 +222,7 @@ class ClusterWeights:
         return done
 
     async def _drop(self, prepared: dict[str, WeightsReply]) -> None:
-        """Has workers forget what they prepared; they open again, if they are closed."""
+        """Has workers drop the prepared weights, and open again if they are closed."""
         for worker, reply in prepared.items():
             with contextlib.suppress(EyasError):  # it opens by itself
                 await self._client(worker).change(DropWeights(reply.digest), ASK_S)
@@ -241,15 +242,17 @@ class ClusterWeights:
             text = f"{len(workers)} workers from rank {command.rank} on need a larger group"
             raise InvalidRequest(f"{text} than one of {command.size}", param="world_size")
         check = await self._ask(workers, CheckJoin(command.group, command.backend), ASK_S)
-        check.whole("could join the group")  # before any waits for the others
+        check.whole("could join the group")  # before any worker waits for the others
         wait_s = command.wait_s + ASK_S
 
-        async def one(rank: int, worker: str) -> WeightsReply:
+        async def join_as(rank: int, worker: str) -> WeightsReply:
             own = msgspec.structs.replace(command, rank=rank)
             return await self._client(worker).change(own, wait_s)
 
         try:
-            await asyncio.gather(*(one(rank, worker) for rank, worker in enumerate(workers, command.rank)))
+            await asyncio.gather(
+                *(join_as(rank, worker) for rank, worker in enumerate(workers, command.rank))
+            )
         except EyasError:
             await self._ask(workers, LeaveGroup(command.group), ASK_S)
             raise
@@ -261,7 +264,7 @@ class ClusterWeights:
         left.whole(f"left the group {group!r}")
 
     async def _repair(self, worker: str) -> None:
-        """Brings a worker that is behind up to the newest weights, if it can be."""
+        """Updates a worker that is behind to the newest weights, if possible."""
         newest = self.newest
         try:
             client = self._client(worker)
@@ -284,7 +287,7 @@ class ClusterWeights:
         except EyasError as error:
             _log.warning("worker %s stays behind: %s", worker, error)
 
-    # --- words to workers ------------------------------------------------------------------------------
+    # --- calls to workers ------------------------------------------------------------------------------
 
     def _client(self, worker: str) -> ControlClient:
         return ControlClient(self._targets.channel(worker))

@@ -101,9 +101,9 @@ def known(infos: list[WorkerInfo], refresh: Callable[[], Awaitable[None]] = noth
 
 def test_weights_that_another_gateway_brought_count_at_once() -> None:
     weights = known([NEW])
-    assert [info.serving for info in weights.seen([NEW])] == [True]
+    assert [info.serving for info in weights.with_serving([NEW])] == [True]
     assert weights.newest.version == "v1"
-    behind, ahead = weights.seen([OLD, NEW])
+    behind, ahead = weights.with_serving([OLD, NEW])
     assert (behind.serving, ahead.serving) == (False, True)
 
 
@@ -121,17 +121,17 @@ async def test_workers_are_expected_until_they_say_that_they_have_new_weights(
             return WeightsReply("digest")
 
     async def refresh() -> None:
-        coming = [msgspec.structs.replace(info, serving=True) for info in infos if weights.comes(info)]
-        seen = weights.seen(infos) + coming
+        coming = [msgspec.structs.replace(info, serving=True) for info in infos if weights.is_coming(info)]
+        seen = weights.with_serving(infos) + coming
         served.append((weights.newest.version, served_model(GatewayConfig(), seen).context_length))
 
     weights = known(infos, refresh)
     monkeypatch.setattr(weights, "_client", Client)
     await weights.update(WeightUpdate(FolderSource("/new"), "v1", True, Running.DRAIN, 1.0))
     assert served == [("default", 64), ("v1", 64)]
-    assert not weights.comes(OLD)
+    assert not weights.is_coming(OLD)
     with pytest.raises(Unavailable):
-        served_model(GatewayConfig(), weights.seen(infos))
+        served_model(GatewayConfig(), weights.with_serving(infos))
 
 
 async def test_pages_that_nobody_will_pull_do_not_hold_up_an_update(tmp_path: Path) -> None:

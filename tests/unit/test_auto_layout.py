@@ -235,7 +235,7 @@ def load(world: World, prompt: int, requests: int, answer: int = 256) -> None:
 
 
 def thought(world: World) -> dict[str, AdmissionPreference]:
-    asyncio.run(world.layout.think())
+    asyncio.run(world.layout.update_preferences())
     return world.layout.preferences
 
 
@@ -286,7 +286,7 @@ def test_predictions_are_made_at_the_pace_of_the_steps() -> None:
     world = World()
     before = world.layout.route(1000, world.workers())
     paces(world, StepPace(1.5, 1.5, 1.5), StepPace(1.7, 0.0, 0.0))
-    asyncio.run(world.layout.think())
+    asyncio.run(world.layout.update_preferences())
     after = world.layout.route(1000, world.workers())
     assert before is not None and after is not None
     assert after.ttft_s == pytest.approx(1.5 * before.ttft_s) and after.tpot_s > 1.5 * before.tpot_s

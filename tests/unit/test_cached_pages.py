@@ -44,7 +44,7 @@ def test_no_name_is_made_before_it_is_looked_at() -> None:
         pages.change(b"".join(names[:held]), b"")
         first = pages.since(None)
         assert first is not None
-        holdings.hear("w", first, 0.0)
+        holdings.apply("w", first, 0.0)
         holding = holdings.of("w", 1)
         assert holding is not None and holding.matched(prefix) == held * SIZE
         assert len(prefix.names(PageShape(SIZE))._names) == looked_at
@@ -84,7 +84,7 @@ class Worker:
         if news is not None:
             self.wholes += news.whole
             self.number = news.until
-            self.holdings.hear("w", news, 0.0)
+            self.holdings.apply("w", news, 0.0)
 
     def held(self) -> set[bytes]:
         return {node.name[:SHORT_BYTES] for node in self.cache._nodes.values()}
@@ -137,18 +137,18 @@ def test_a_new_pool_makes_the_old_one_forgotten() -> None:
     holdings = CachedPrefixes()
     first = old.since(None)
     assert first is not None
-    holdings.hear("w", first, 0.0)
+    holdings.apply("w", first, 0.0)
     assert holdings.of("w", 2) is None
     holding = holdings.of("w", 1)
     assert holding is not None and holding.matched(PromptPages(tokens)) == 2 * SIZE
     new.change(names[:SHORT_BYTES], b"")
     second = new.since(0)
     assert second is not None and not second.whole
-    holdings.hear("w", second, 0.0)  # without its beginning it says nothing
+    holdings.apply("w", second, 0.0)  # without its beginning it says nothing
     assert holdings.of("w", 2) is None
     whole = new.since(None)
     assert whole is not None
-    holdings.hear("w", whole, 0.0)
+    holdings.apply("w", whole, 0.0)
     fresh = holdings.of("w", 2)
     assert fresh is not None and fresh.matched(PromptPages(tokens)) == SIZE and holdings.of("w", 1) is None
     holdings.forget("w")
@@ -162,32 +162,32 @@ def test_a_holding_knows_when_it_was_emptied() -> None:
     pages.change(names, b"")
     first = pages.since(None)
     assert first is not None
-    holdings.hear("w", first, 1.0)
+    holdings.apply("w", first, 1.0)
     pages.change(b"", names[:SHORT_BYTES])
     some = pages.since(first.until)
     assert some is not None
-    holdings.hear("w", some, 2.0)
+    holdings.apply("w", some, 2.0)
     holding = holdings.of("w", 1)
     assert holding is not None and len(holding) == 1 and holding.emptied == 0.0
     pages.change(names, names[SHORT_BYTES:])  # emptied, and computed anew before anyone heard of it
     rest = pages.since(some.until)
     assert rest is not None
-    holdings.hear("w", rest, 3.0)
+    holdings.apply("w", rest, 3.0)
     assert len(holding) == 2
     pages.change(b"", names)
     empty = pages.since(rest.until)
     assert empty is not None
-    holdings.hear("w", empty, 4.0)
+    holdings.apply("w", empty, 4.0)
     assert len(holding) == 0 and holding.emptied == 4.0
     pages.change(names, b"")
     pages.change(b"", names)  # it came and left before anyone heard of it
     brief = pages.since(empty.until)
     assert brief is not None
-    holdings.hear("w", brief, 4.5)
+    holdings.apply("w", brief, 4.5)
     assert len(holding) == 0 and holding.emptied == 4.5
     whole = pages.since(None)
     assert whole is not None
-    holdings.hear("w", whole, 5.0)
+    holdings.apply("w", whole, 5.0)
     assert holding.emptied == 4.5
 
 
@@ -196,7 +196,7 @@ def test_a_pool_that_is_empty_when_first_heard_of_was_emptied() -> None:
     pages, holdings = CachedPages(1, PageShape(SIZE)), CachedPrefixes()
     whole = pages.since(None)
     assert whole is not None
-    holdings.hear("w", whole, 2.0)
+    holdings.apply("w", whole, 2.0)
     holding = holdings.of("w", 1)
     assert holding is not None and holding.emptied == 2.0
 
@@ -218,6 +218,6 @@ def test_a_page_is_cached_while_the_pool_or_the_host_has_it(changes: list[tuple[
         news = pages.since(number)
         if news is not None:
             number = news.until
-            holdings.hear("w", news, 0.0)
+            holdings.apply("w", news, 0.0)
         holding = holdings.of("w", 1)
         assert (set() if holding is None else holding._names) == places[0] | places[1]

@@ -29,7 +29,7 @@ def arrivals(rng: random.Random, rate: float, seconds: float, together: int = 1)
 def burst(times: list[float]) -> float:
     evenness = ArrivalDispersion(0.0)
     for at_s in times:
-        evenness.came(at_s)
+        evenness.count(at_s)
     return evenness.burst
 
 
@@ -51,11 +51,11 @@ def test_a_rate_that_changes_is_no_burst() -> None:
 def test_a_few_counts_say_nothing() -> None:
     evenness = ArrivalDispersion(0.0)
     for at_s in (0.1, 0.1, 0.1, 0.1, 2.5, 2.5, 2.5):
-        evenness.came(at_s)
+        evenness.count(at_s)
     assert evenness.burst == 1.0
     for second in range(4, 4 + int(COUNTS) + 2, 2):
         for _ in range(8):
-            evenness.came(float(second))
+            evenness.count(float(second))
     assert evenness.burst > 4.0
 
 

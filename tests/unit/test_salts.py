@@ -127,7 +127,7 @@ def test_a_gateway_counts_only_on_pages_of_the_same_salt(salt: str, other: str, 
     pages.change(b"".join(names[i] for i in range(len(names))), b"")
     news = pages.since(None)
     assert news is not None
-    holdings.hear("w", news, 0.0)
+    holdings.apply("w", news, 0.0)
     holding = holdings.of("w", 1)
     assert holding is not None
     index.add(("w", 1), sent.blocks, 0.0)

@@ -145,10 +145,10 @@ def test_small_differences_are_none() -> None:
 def test_what_was_seen_with_other_preferences_is_not_forgotten() -> None:
     memory, slow = PaceMemory(), StepPace(1.0, 1.0, 1.5)
     assert memory.at(3) == StepPace()
-    memory.saw(0, slow)
+    memory.record(0, slow)
     assert memory.at(1) == memory.at(0) == slow, "all that is known"
-    memory.saw(1, StepPace(1.3, 1.0, 1.5))
-    memory.saw(1, StepPace(1.31, 1.0, 1.5))
+    memory.record(1, StepPace(1.3, 1.0, 1.5))
+    memory.record(1, StepPace(1.31, 1.0, 1.5))
     assert memory.at(0) == slow and memory.at(7) == StepPace(1.3, 1.0, 1.5)
 
 
