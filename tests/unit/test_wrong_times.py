@@ -71,7 +71,7 @@ def test_slow_mixed_steps_part_chats_and_only_once_they_are_noticed(monkeypatch:
     chats = WORKLOADS["chats"]
     assert ratio(chats, TRUTHS["mixed 1.5"], 22.0) >= REACH
     with monkeypatch.context() as patch:
-        patch.setattr(PaceMemory, "saw", lambda *_: None)
+        patch.setattr(PaceMemory, "record", lambda *_: None)
         assert ratio(chats, TRUTHS["mixed 1.5"], 22.0) < 0.6, "the table alone would have done"
     assert ratio(chats, TRUTHS["as measured"], 20.0) >= REACH
 
