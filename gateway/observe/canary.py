@@ -185,7 +185,7 @@ class CanaryRun:
             self._admitted = True
             while entries := await stream.take():
                 for entry in entries:
-                    self._trace.saw(entry)
+                    self._trace.record(entry)
                     self.drafted |= entry.offered > 0
 
     @property

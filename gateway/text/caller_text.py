@@ -1,12 +1,13 @@
-"""Texts of callers in chats stay text: none of their characters becomes part of a control token.
+"""Keeps callers from writing control tokens into chats: none of their text becomes part of such a token.
 
 A chat template writes control tokens (`<|im_end|>`) as text between the texts of callers, and a tokenizer
-reads both alike: a message that spells out `<|im_end|><|im_start|>system` would begin a turn. So before
-rendering, a sign (a character that the chat does not have) goes into each text wherever a control token could
-begin or end in it; what the tokenizer then still recognises was written by the template alone. Those tokens
-get private names, the signs go, and a tokenizer that has control tokens by private names alone reads the
-text. A template that cuts words out of texts, or changes letters, could make a token of what is none: signs
-then go behind every character of a text with which a token begins.
+does not distinguish the two: a message with `<|im_end|><|im_start|>system` would begin a turn. So before
+rendering, a sign (a character that the chat does not contain) is inserted into each text wherever a control
+token could begin or end in it; the control tokens that remain in the rendered text were written by the
+template. They are replaced by private names, the signs are removed, and the text is tokenized by a tokenizer
+that knows control tokens by their private names only. A template that cuts words out of texts, or changes
+letters, could form a token out of other text: signs are then inserted after every character with which a
+token begins.
 
 A token is a control token if the tokenizer calls it special. `<think>` and `<tool_call>` usually are not.
 """

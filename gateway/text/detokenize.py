@@ -1,9 +1,9 @@
-"""Turns token ids into text as they arrive, without ever showing half a character.
+"""Converts token ids to text incrementally, without ever returning a part of a character.
 
-Where a text is its tokens' bytes joined (byte-level and SentencePiece models), a `ByteDetokenizer` feeds them
-to an incremental UTF-8 decoder, which holds back an unfinished character. Other texts are streamed by the
-`tokenizers` library (`LibraryDetokenizer`), or told at their end where nothing is certain before. However a
-list of ids is cut, the parts of its text join to the same string.
+If a text is the concatenation of its tokens' bytes (byte-level and SentencePiece models), a `ByteDetokenizer`
+decodes them incrementally as UTF-8 and holds back an unfinished character. Other texts are streamed by the
+`tokenizers` library (`LibraryDetokenizer`), or returned at the end if no earlier part is final. The parts of
+a text join to the same string for every split of the ids.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokenizers.decoders import DecodeStream
 
 from eyas.common.tokenizers.vocabulary import compile_decoder, decoder_of
 
-_CONTEXT = 16  # tokens before a text that can change how it begins
+_CONTEXT = 16  # tokens before a text that can change its beginning
 
 
 _CLEANED = {
@@ -37,10 +37,12 @@ _CLEANED = {
 """The replacements of `clean_up_tokenization_spaces`, in transformers' order."""
 
 
-# The spaces that some tokenizers write before English punctuation, taken out of a text that comes in parts.
-# However a text is cut, the parts that come out join to the same string: what may still change is held back.
 class CleanUp:
-    """The replacements, one after the other."""
+    """Removes the spaces that some tokenizers write before English punctuation, from a text in parts.
+
+    Applies the replacements of `_CLEANED` sequentially. Text that may still change is held back, so that the
+    output joins to the same string for every split of the input.
+    """
 
     __slots__ = ("_stages",)
 
@@ -48,7 +50,7 @@ class CleanUp:
         self._stages = [_TextReplacer(pattern, content) for pattern, content in _CLEANED.items()]
 
     def feed(self, text: str) -> str:
-        """Takes a part of the text; gives what has become certain."""
+        """Takes a part of the text; returns the text that can no longer change."""
         for stage in self._stages:
             text = stage.feed(text)
         return text
@@ -62,7 +64,7 @@ class CleanUp:
 
 
 class _TextReplacer:
-    """`str.replace`, for a `pattern` that is not empty."""
+    """Incremental `str.replace` of a `pattern` that is not empty."""
 
     __slots__ = ("_content", "_pattern", "_pending")
 
@@ -82,15 +84,15 @@ class _TextReplacer:
         return pending
 
     def _partial_length(self, text: str) -> int:
-        """How many characters of the pattern's beginning `text` ends with."""
+        """The length of the longest beginning of the pattern with which `text` ends."""
         longest = min(len(self._pattern) - 1, len(text))
         return next((n for n in range(longest, 0, -1) if text.endswith(self._pattern[:n])), 0)
 
 
 class _TokenTexts(dict[int, str | None]):
-    """The texts of tokens that stand alone, by id; None for one with half a character, and for unknown ids.
+    """The texts of tokens, by id; None for an unknown id and for a token with an incomplete character.
 
-    It is filled on use, so that streams share what they see.
+    Filled on first use and shared by all streams.
     """
 
     def __init__(self, entries: Sequence[bytes]) -> None:
@@ -110,10 +112,10 @@ _NEVER = _TokenTexts(())
 
 
 class TokenBytes:
-    """The bytes that each id adds to a text: nothing for special tokens and unknown ids.
+    """The bytes that each id adds to a text; none for special tokens and unknown ids.
 
-    `decoder` is None for a tokenizer whose text is only known at its end. `cleans_up`: texts lose the spaces
-    that some tokenizers write before English punctuation.
+    `decoder` is None for a tokenizer whose text is only known at its end. `cleans_up`: texts pass through
+    `CleanUp`.
     """
 
     def __init__(self, tokenizer: HFTokenizer, *, clean_up: bool) -> None:
@@ -135,7 +137,7 @@ class TokenBytes:
         return next((id for id in self._special if self._names[id] == name), None)
 
     def showing(self, names: frozenset[str]) -> TokenBytes:
-        """Returns this table with special tokens of these names shown as any other token. It is made once."""
+        """Returns this table with the special tokens of these names shown like other tokens. Cached."""
         if names not in self._views:
             view = copy.copy(self)
             view._special = {id for id in self._special if self._names[id] not in names}
@@ -148,66 +150,68 @@ class TokenBytes:
         return len(self._table)
 
     def entries(self, skip_special: bool) -> list[bytes]:
-        """Returns the bytes that each id adds after others."""
+        """Returns the bytes that each id adds to a text."""
         return self._table if skip_special else self._shown
 
     def alone(self, skip_special: bool) -> Mapping[int, str | None]:
-        """Returns, by id, the text of a token after others; None where it depends on them."""
+        """Returns the text of each token by id; None if it depends on its neighbours."""
         return self._alone[skip_special]
 
     def piece(self, id: int, skip_special: bool) -> str | None:
-        """The vocabulary's entry for `id`; None for an unknown id and for special tokens that are skipped."""
+        """The vocabulary's entry for `id`; None for an unknown id and for a skipped special token."""
         if not 0 <= id < len(self._names) or (skip_special and id in self._special):
             return None
         return self._names[id]
 
     def context(self, ids: Sequence[int], skip_special: bool) -> list[int]:
-        """The last of `ids` that show in a text: as many as can change how the next text begins."""
+        """The last of `ids` that are shown, at most `_CONTEXT`: those that can change the following text."""
         parts = (id for id in reversed(ids) if self.piece(id, skip_special) is not None)
         return [*islice(parts, _CONTEXT)][::-1]
 
     def detokenizer(self, context: Sequence[int], skip_special: bool) -> Detokenizer:
-        """Returns a detokenizer that continues the text of `context`; () for a text of its own."""
+        """Returns a detokenizer that continues the text of `context`; () for a new text."""
         if self.decoder is not None and self.decoder.joined:
             return ByteDetokenizer(self, context, skip_special)
         return LibraryDetokenizer(self, context, skip_special)
 
     def label(self, id: int) -> tuple[str, bytes]:
-        """How one token is shown alone: its text (a special token's name) and its bytes."""
+        """The text (the name of a special token) and the bytes of a single token."""
         known = 0 <= id < len(self._names)
         data = self._table[id] or (self._names[id] or "").encode() if known else b""
         return data.decode("utf-8", "replace"), data
 
 
 class Detokenizer(Protocol):
-    """The text of one choice, as its tokens come."""
+    """Converts the tokens of one choice to text incrementally."""
 
     __slots__ = ()
 
     alone: Mapping[int, str | None]
-    """The text of a next token by its id, if feeding it would change nothing here; None: feed it."""
+    """The text of the next token by its id, if feeding the token would not change the state; None: feed
+    it.
+    """
 
     def feed(self, ids: Sequence[int]) -> str:
-        """The characters that these tokens completed (often one word each, sometimes none)."""
+        """Returns the characters that these tokens complete (often a word per token, sometimes none)."""
         ...
 
     def flush(self) -> str:
-        """Ends the text: a character still unfinished becomes U+FFFD."""
+        """Ends the text; an unfinished character becomes U+FFFD."""
         ...
 
 
 class ByteDetokenizer(Detokenizer):
-    """Detokenizes texts that are their tokens' bytes joined."""
+    """Detokenizes texts that are the concatenation of their tokens' bytes."""
 
     __slots__ = ("_clean_up", "_entries", "_left", "_partial", "_settled", "_strip", "alone")
 
     def __init__(self, table: TokenBytes, context: Sequence[int], skip_special: bool) -> None:
-        """`table`: its decoder joins bytes."""
+        """`table`: with a decoder that joins bytes."""
         assert table.decoder is not None
         self._entries = table.entries(skip_special)
         self._clean_up = CleanUp() if table.cleans_up else None
         self._strip, count = table.decoder.stripped
-        self._left = count  # how many more of `_strip` the text's beginning loses
+        self._left = count  # the number of `_strip` still to remove from the beginning of the text
         self._partial = b""  # the first bytes of an unfinished character
         self.alone: Mapping[int, str | None] = _NEVER
         self._settled = table.alone(skip_special)
@@ -231,17 +235,17 @@ class ByteDetokenizer(Detokenizer):
         except UnicodeDecodeError:  # it ends inside a character, or has bytes that belong to none
             text, used = codecs.utf_8_decode(data, "replace", False)
             self._partial = data[used:]
-        text = self._changed(text)
+        text = self._cleaned(text)
         self._settle()
         return text
 
     def flush(self) -> str:
-        text, self._partial = self._changed(self._partial.decode(errors="replace")), b""
+        text, self._partial = self._cleaned(self._partial.decode(errors="replace")), b""
         self._settle()
         return text if self._clean_up is None else text + self._clean_up.flush()
 
-    def _changed(self, text: str) -> str:
-        """The text without what its beginning loses, cleaned up."""
+    def _cleaned(self, text: str) -> str:
+        """Strips the beginning of the text and cleans it up."""
         if self._left and text:
             rest = text.lstrip(self._strip)
             taken = min(len(text) - len(rest), self._left)
@@ -260,7 +264,7 @@ class LibraryDetokenizer(Detokenizer):
     alone = _NEVER
 
     def __init__(self, table: TokenBytes, context: Sequence[int], skip_special: bool) -> None:
-        """`table`: without a decoder it gives the whole text at the end."""
+        """`table`: if it has no decoder, the whole text is returned at the end."""
         self._table = table
         self._skip_special = skip_special
         self._clean_up = CleanUp() if table.cleans_up else None
@@ -272,13 +276,13 @@ class LibraryDetokenizer(Detokenizer):
         shown = [id for id in ids if self._table.piece(id, self._skip_special) is not None]
         self._ids += shown
         parts = [] if self._stream is None else [self._stream.step(self._table.hf, id) for id in shown]
-        return self._given("".join(part for part in parts if part is not None))
+        return self._advance("".join(part for part in parts if part is not None))
 
     def flush(self) -> str:
-        text = self._given(self._whole()[self._length :])
+        text = self._advance(self._whole()[self._length :])
         return text if self._clean_up is None else text + self._clean_up.flush()
 
-    def _given(self, text: str) -> str:
+    def _advance(self, text: str) -> str:
         self._length += len(text)
         return text if self._clean_up is None else self._clean_up.feed(text)
 

@@ -1,9 +1,9 @@
-"""Turns entries into text, cut at stop strings: what every front shows of a generation.
+"""Converts the token entries of a generation to text and ends it at stop strings, for every front.
 
 A `TextStream` reads one admitted request, detokenizes each choice, applies the stop strings and counts usage.
-Of a stop string a caller never sees any part. The result does not depend on how the text is cut into pieces:
-the stop string that is *completed* first wins (of several completed by the same character, the longest), and
-the caller sees the text before it.
+A caller never sees a part of a stop string. The result does not depend on how the text is split: the stop
+string that is *completed* first wins (of several completed by the same character, the longest), and the
+caller sees the text before it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from gateway.text.tokenizer import Tokenizer
 
 
 class TextRules(msgspec.Struct, frozen=True):
-    """How the tokens of a request are shown.
+    """How the tokens of a request are converted to text.
 
-    `continues_prompt`: the text continues the prompt (a completion) instead of beginning anew (a chat
+    `continues_prompt`: the text continues the prompt (a completion) instead of beginning a new text (a chat
     answer); with some tokenizers this decides whether its first space is shown. `include_stop`: the stop
-    string or token that ended a choice is shown. `shown`: special tokens that show even where others are
-    skipped. `offsets`: deltas say where the text of each token begins.
+    string or token that ended a choice is shown. `shown`: special tokens that are shown even if others are
+    skipped. `offsets`: deltas have the offset of each token's text.
     """
 
     stops: tuple[str, ...] = ()
@@ -47,12 +47,11 @@ class TextRules(msgspec.Struct, frozen=True):
 class TextDelta(msgspec.Struct, frozen=True):
     """The text that one entry added to one choice.
 
-    `tokens` holds every token that counts, the final one included. With log-probabilities asked for,
-    `logprobs` has one item per token, and so has `offsets`, also where the rules ask for them: the text of
-    tokens[i] begins at character offsets[i].
-    `text` may lag behind the tokens: it never ends inside a character or a stop string. Drafts accepted
-    beyond a stop string count as never offered. `matched`: the stop string, or the id of the last token, that
-    stopped the choice. `experts`: of the rows of a whole answer, if they were asked for
+    `tokens`: every token that counts, including the final one. `logprobs`: one item per token if requested.
+    `offsets`: one per token if log-probabilities or offsets are requested; the text of tokens[i] begins at
+    character offsets[i]. `text` may lag behind the tokens: it never ends inside a character or a stop string.
+    Drafts accepted beyond a stop string count as never offered. `matched`: the stop string, or the id of the
+    last token, that stopped the choice. `experts`: of the rows of a complete answer, if requested
     (`gateway.backends.routed`).
     """
 
@@ -70,9 +69,10 @@ class TextDelta(msgspec.Struct, frozen=True):
 
 
 class UsageCounts(msgspec.Struct):
-    """Tokens of one request. `completion_tokens` includes `accepted` drafts but no `rejected` ones.
+    """Token counts of one request. `completion_tokens` includes `accepted` drafts but no `rejected` ones.
 
-    Drafts count in depth: only one branch of a tree can be accepted, so the other branches are not rejected.
+    Drafts are counted by depth: only one branch of a tree can be accepted, so the other branches do not count
+    as rejected.
     """
 
     prompt_tokens: int = 0
@@ -89,23 +89,23 @@ class UsageCounts(msgspec.Struct):
             self.drafted(delta.accepted, delta.offered, delta.verify_steps)
 
     def drafted(self, accepted: int, offered: int, verify_steps: int) -> None:
-        """Counts drafts, in depth, that this number of steps verified."""
+        """Counts drafts, by depth, that were verified in this number of steps."""
         self.accepted += accepted
         self.rejected += offered - accepted
         self.verify_steps += verify_steps
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens per verify step, its own included; None if nothing was verified."""
+        """Tokens per verify step, including the step's own; None if nothing was verified."""
         return 1 + self.accepted / self.verify_steps if self.verify_steps else None
 
 
 class RequestTrace(msgspec.Struct):
-    """The history of one request: every worker's timings, and when its tokens came.
+    """The history of one request: the timings of every worker, and the arrival of its first tokens.
 
-    `first`: when token 0 of some choice came; `second`: when the first token after it came, so decode had
-    begun (both monotonic seconds, 0 before). `prompt`: the prompt's log-probabilities, if asked for; they
-    come before any delta.
+    `first`: the arrival of token 0 of any choice; `second`: of the first token after it, by which decode had
+    begun (both monotonic seconds; 0 before). `prompt`: the prompt's log-probabilities, if requested; they
+    arrive before any delta.
     """
 
     legs: list[EngineTimings] = []
@@ -113,8 +113,8 @@ class RequestTrace(msgspec.Struct):
     second: float = 0.0
     prompt: PromptTokenLogprobs | None = None
 
-    def saw(self, entry: TokenEntry) -> None:
-        """Notes an entry as it comes."""
+    def record(self, entry: TokenEntry) -> None:
+        """Records an entry on its arrival."""
         if entry.timings is not None:
             self.legs.append(entry.timings)
         if entry.prompt is not None:
@@ -132,7 +132,7 @@ class RequestTrace(msgspec.Struct):
 
 
 class ChoiceText:
-    """Turns one choice's tokens into text."""
+    """Converts the tokens of one choice to text."""
 
     def __init__(self, tokenizer: Tokenizer, request: GenerationRequest, rules: TextRules) -> None:
         context = request.prompt_ids if rules.continues_prompt else ()
@@ -144,7 +144,7 @@ class ChoiceText:
         self._offsets = rules.offsets
         self._min_tokens = request.params.min_tokens
         self.bare: Detokenizer | None = None if rules.stops or rules.offsets else self._detokenizer
-        """None if stop strings are looked for, or offsets are returned."""
+        """The detokenizer, if neither stop strings nor offsets need more than the text; else None."""
         self._tokens = 0
         self._length = 0  # characters decoded so far, with those held back
 
@@ -188,7 +188,7 @@ class ChoiceText:
                 break
             piece = self._detokenizer.feed((token,))
             self._length += len(piece)
-            # Before min_tokens no stop string is looked for, so nothing is held either.
+            # Before min_tokens no stop string is matched, so no text is held back either.
             if self._tokens >= self._min_tokens:
                 piece, stopped = self._matcher.feed(piece)
             pieces.append(piece)
@@ -213,10 +213,10 @@ def _is_stopped(entry: TokenEntry) -> bool:
 
 
 class TextStream:
-    """The text of one admitted request. `stream` stays its owner's, who closes it.
+    """The text of one admitted request. The caller owns and closes `stream`.
 
-    A choice that a stop string ended is cancelled at once; what still arrives for it is dropped. `usage` and
-    `trace` hold what is known so far.
+    A choice that a stop string ended is cancelled immediately; further entries for it are dropped. `usage`
+    and `trace`: as of the last entry.
     """
 
     def __init__(
@@ -241,17 +241,18 @@ class TextStream:
         self._stream.use_lanes(lanes)
 
     def bare(self, number: int) -> Detokenizer | None:
-        """Returns a writer of a choice's next tokens until it finishes; the caller counts `usage`.
+        """Returns the detokenizer for the next tokens of a choice until it finishes; the caller counts
+        `usage`.
 
-        None: its first tokens are still to come, or there is more to say than their text.
+        None before the first two tokens, and if deltas need more than the text of tokens.
         """
         choice = self._open.get(number)
         return choice.bare if choice is not None and self.trace.second else None
 
     async def take(self) -> Sequence[TextDelta]:
-        """The deltas of what has come, at least one; () once every choice has finished.
+        """Waits for the next deltas, at least one; () once every choice has finished.
 
-        Raises what the generation stream raises.
+        Raises the error of the generation stream.
         """
         deltas: list[TextDelta] = []
         while self._open and not deltas:
@@ -259,7 +260,7 @@ class TextStream:
             if not entries:
                 raise EyasError("the generation ended before all of its choices had")
             for entry in entries:
-                self.trace.saw(entry)
+                self.trace.record(entry)
                 choice = self._open.get(entry.choice)
                 if choice is None or not (entry.tokens or entry.finish):
                     continue
@@ -279,10 +280,11 @@ class TextStream:
 
 
 class StopMatcher:
-    """Looks for any of `stops` (non-empty strings) in one choice's text. `hit`: the one that was completed.
+    """Finds the first of `stops` (non-empty strings) in the text of one choice. `hit`: the completed one.
 
-    For each stop string it keeps how many of its characters the text ends with (Knuth, Morris and Pratt's
-    automaton), so a character costs constant time. The longest such match is exactly what must be held back.
+    For each stop string the length of its longest beginning with which the text ends is tracked (the
+    automaton of Knuth, Morris and Pratt), in constant time per character. The longest of them is the text to
+    hold back.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
@@ -294,7 +296,7 @@ class StopMatcher:
         self.hit = ""
 
     def __bool__(self) -> bool:
-        """Whether there is anything to look for."""
+        """Whether there are stop strings."""
         return bool(self._stops)
 
     def feed(self, text: str) -> tuple[str, bool]:
@@ -317,7 +319,7 @@ class StopMatcher:
         return pending
 
     def _advance(self, character: str) -> str:
-        """Takes one character. The longest stop string that it completes, or ""."""
+        """Takes one character; returns the longest stop string that it completes, or ""."""
         hit = ""
         for i, (stop, fallbacks) in enumerate(self._stops):
             matched = self._matched[i]

@@ -1,4 +1,6 @@
-"""Reads one choice of a chat: events of its text, its reasoning's length, and why it ended."""
+"""Parses one choice of a chat into events, and determines the length of its reasoning and its finish
+reason.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ CALLS = "tool_calls"  # why a choice ended, in OpenAI's words
 
 
 class MessageReader:
-    """Reads the deltas of one choice. `reasoning_tokens`: those up to the reasoning's end, its tags too.
+    """Parses the deltas of one choice. `reasoning_tokens`: the tokens to the end of the reasoning, with its
+    tags.
 
     `call_ids`: the ids of the calls that have begun.
     """
@@ -40,7 +43,7 @@ class MessageReader:
         return merged(events)
 
     def finish_reason(self, finish: FinishCause | None) -> str | None:
-        """Why the choice ended, in OpenAI's words. A call that was cut is none to be answered."""
+        """The finish reason in OpenAI's words. A truncated call does not count as one."""
         called = bool(self.call_ids) and not self._parser.is_cut and not self._is_named
         return CALLS if called and finish is FinishCause.STOP else finish
 

@@ -1,9 +1,9 @@
-"""Renders chats within bounds of time: most on the event loop, those with many steps in another process.
+"""Renders chats in bounded time: most on the event loop, those with many steps in another process.
 
-A template is a program. Most take some hundred steps per chat, which is less than asking another process
-costs. One that takes more is given up and begun anew in `python -m gateway.text.rendering`, where its
-deadline ends it whatever it is doing, and its memory has a limit. The first frame to that process has the
-template. Each later one, a job as JSON, is answered with a frame: the text, or why there is none.
+A template is a program. Most take some hundred steps per chat, which costs less than a call to another
+process. One that takes more is aborted and restarted in `python -m gateway.text.rendering`, where its time
+and its memory are limited. The first frame to that process has the template. Each later frame is a job as
+JSON, which is answered with a frame: the text, or the error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MEMORY_BYTES = 1 << 30
 
 
 class TemplateRenderer:
-    """Renders with one template. Its process starts with the first chat that needs it."""
+    """Renders chats with one template. Its process starts with the first chat that needs it."""
 
     def __init__(self, template: ChatTemplate, deadline_s: float = RENDER_S) -> None:
         self._template = template
@@ -40,7 +40,7 @@ class TemplateRenderer:
         self._thread: ThreadPoolExecutor | None = None
 
     async def render(self, **chat: Any) -> str:
-        """`ChatTemplate.render` of these arguments. InvalidRequest at the deadline, beside what it raises."""
+        """See `ChatTemplate.render`. Also raises InvalidRequest at the deadline."""
         try:
             return self._template.render(**chat, steps=QUICK_STEPS)
         except TooManySteps:
@@ -53,7 +53,7 @@ class TemplateRenderer:
         return answer["text"]
 
     def _ask(self, job: bytes) -> dict[str, str]:
-        """The process's answer. One thread runs this, so jobs wait for one another."""
+        """Returns the answer of the process. Runs in a single thread, so jobs are sequential."""
         child = self._child or self._start()
         assert child.stdin is not None and child.stdout is not None
         end = time.monotonic() + self._deadline_s
@@ -99,7 +99,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def main(incoming: IO[bytes], outgoing: IO[bytes]) -> None:
-    """Answers frames until there are no more."""
+    """Answers frames until the input ends."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     template: ChatTemplate | None = None
@@ -119,7 +119,7 @@ def _rendered(template: ChatTemplate, job: dict[str, Any]) -> dict[str, str]:
 
 
 def read_frame(stream: IO[bytes]) -> bytes | None:
-    """The next frame: its length in four bytes, then as many bytes. None at the end."""
+    """Reads the next frame: its length in four bytes, then its bytes. None at the end."""
     head = stream.read(4)
     if len(head) < 4:
         return None
@@ -129,7 +129,7 @@ def read_frame(stream: IO[bytes]) -> bytes | None:
 
 
 def write_frame(stream: IO[bytes], data: bytes) -> None:
-    """Writes one."""
+    """Writes a frame."""
     stream.write(len(data).to_bytes(4, "little") + data)
     stream.flush()
 

@@ -29,16 +29,15 @@ from gateway.text.tokenizer_files import (
 
 Done = TypeVar("Done")
 MANY_MESSAGES = 1000
-"""Messages of a chat from which threads read it: that takes some 10 ms, and so does the search for control
-tokens."""
-_LONG_TEXT = 16_384  # characters from which a thread tokenizes, so that other streams go on
+"""A chat with this number of messages is searched for control tokens in a thread: it takes some 10 ms."""
+_LONG_TEXT = 16_384  # characters from which a text is tokenized in a thread, so that other streams continue
 _HUGE_TEXT = 1 << 18
-"""Characters from which texts are tokenized one after the other: each may take seconds, and some hundred
-bytes of memory per character."""
+"""Characters from which texts are tokenized sequentially: each may take seconds, and some hundred bytes of
+memory per character."""
 
 
 class Tokenizer:
-    """Turns text into ids and back for one model. Immutable; requests may share it."""
+    """Converts text to token ids and back for one model. Immutable; shared by all requests."""
 
     def __init__(
         self,
@@ -49,7 +48,7 @@ class Tokenizer:
         trust_special_tokens: bool = False,
     ) -> None:
         """`clean_up`: texts lose the spaces that some tokenizers write before English punctuation.
-        `trust_special_tokens`: special tokens count in all texts of chats, as in other servers.
+        `trust_special_tokens`: special tokens are recognised in all texts of chats, as in other servers.
         """
         self._hf = hf
         cuts = TemplateCuts() if template is None else template.cuts
@@ -83,7 +82,7 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         """The ids of `text`; `special` adds the tokens that the model expects around it."""
-        # The batch form gives up the GIL while it works, the plain one does not.
+        # The batch form releases the GIL while it works, the plain one does not.
         return tuple(self._hf.encode_batch_fast([text], add_special_tokens=special)[0].ids)
 
     async def encode_prompt(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
@@ -100,11 +99,11 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         special: bool = False,
     ) -> tuple[str, tuple[int, ...]]:
-        """The text that asks for the next assistant message, or for the rest of the last one, and its ids.
+        """The prompt for the next assistant message, or for the rest of the last one, and its ids.
 
-        It has the special tokens that it needs; `special` adds those around a text. What the caller wrote
-        becomes no special token (`caller_text`), unless it is trusted. `ChatTemplate.render` says what the
-        other arguments are.
+        It has the special tokens of the template; `special` adds those around a text. Text of the caller
+        never becomes a special token (`caller_text`), unless it is trusted. See `ChatTemplate.render` for the
+        other arguments.
 
         Raises InvalidRequest if there is no chat template, or it refuses the messages or fails on them.
         """
@@ -133,12 +132,12 @@ class Tokenizer:
     async def encode_chat(
         self, messages: Sequence[Message], *, continue_final_message: bool = False
     ) -> tuple[int, ...]:
-        """The ids that ask for the next assistant message, or for the rest of the last one."""
+        """The ids of `chat_prompt`."""
         _, ids = await self.chat_prompt(messages, continue_final_message=continue_final_message)
         return ids
 
     async def spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The ids of each word as it stands at a text's beginning and after a space, each spelling once."""
+        """The ids of each word at the beginning of a text and after a space, without duplicates."""
         return await asyncio.to_thread(self._spellings, words)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -153,9 +152,9 @@ class Tokenizer:
     def detokenizer(
         self, context: Sequence[int] = (), *, skip_special_tokens: bool = True, shown: Sequence[str] = ()
     ) -> Detokenizer:
-        """A detokenizer for text that continues the text of `context`; () for a text of its own.
+        """A detokenizer for text that continues the text of `context`; () for a new text.
 
-        `shown`: names of special tokens that show even where others are skipped.
+        `shown`: names of special tokens that are shown even if others are skipped.
         """
         table = self.table.showing(frozenset(shown)) if shown and skip_special_tokens else self.table
         return table.detokenizer(context, skip_special_tokens)

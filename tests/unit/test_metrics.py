@@ -80,7 +80,7 @@ def test_a_call_is_measured_in_stages() -> None:
     decode = EngineTimings(queue_ms=50.0, transfer_ms=300.0, transfer_path="shm", role=Role.DECODE)
     with metrics.meter() as meter:
         for index, timings in enumerate((prefill, decode)):
-            trace.saw(TokenEntry("r", 1, 0, index, (5,), timings=timings))
+            trace.record(TokenEntry("r", 1, 0, index, (5,), timings=timings))
             meter.deltas([TextDelta(0, "a", (5,))])
             time.sleep(0.01)
         usage = UsageCounts(prompt_tokens=3, completion_tokens=2, accepted=3, verify_steps=2, cached_tokens=1)

@@ -50,7 +50,7 @@ def used() -> GatewayMetrics:
     """The figures of a gateway that has answered one call."""
     metrics = GatewayMetrics(CollectorRegistry())
     trace = RequestTrace()
-    trace.saw(
+    trace.record(
         TokenEntry(
             "r", 1, 0, 0, (5,), timings=EngineTimings(queue_ms=100.0, prefill_ms=200.0, role=Role.DECODE)
         )

@@ -31,7 +31,7 @@ def trace() -> RequestTrace:
     """A prompt computed on one worker and decoded on another, whose clocks began at 100 s."""
     found = RequestTrace()
     for index, timings in enumerate((PREFILL, DECODE)):
-        found.saw(TokenEntry("r", 1, 0, index, (5,), timings=timings))
+        found.record(TokenEntry("r", 1, 0, index, (5,), timings=timings))
     found.first, found.second = 100.22, 100.3
     return found
 
@@ -93,7 +93,7 @@ def test_pages_that_move_count_on_their_link() -> None:
         with metrics.meter() as meter:
             meter.ended(USAGE, [moved])
     alone = RequestTrace()
-    alone.saw(TokenEntry("r", 1, 0, 0, (5,), timings=msgspec.structs.replace(PREFILL, role=Role.DECODE)))
+    alone.record(TokenEntry("r", 1, 0, 0, (5,), timings=msgspec.structs.replace(PREFILL, role=Role.DECODE)))
     with metrics.meter() as meter:
         meter.ended(USAGE, [alone])
 
