@@ -1,7 +1,7 @@
-"""A full cluster, shared by callers: one that has less than another waits for a place, others get a 429.
+"""Shares a full cluster between callers: one with fewer requests than another waits, the others get a 429.
 
-Workers bound their queues, and one caller that floods would fill them: this backend keeps the places that
-come free for those who hold fewer. With one caller, or without API keys, it changes nothing.
+Workers bound their queues, which one flooding caller would fill: this backend reserves the places that become
+free for callers with fewer requests. With one caller, or without API keys, it has no effect.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOOK_S = 0.1  # a place may also be freed by requests of another gateway
 
 
 class FairBackend(PassingBackend):
-    """Passes requests to the backend behind it; where that is full, callers share it by `weight`."""
+    """Delegates requests to another backend; if that is full, callers share it by `weight`."""
 
     def __init__(
         self, backend: GenerationBackend, weight: Callable[[str], float] = lambda caller: 1.0
@@ -53,7 +53,7 @@ class FairBackend(PassingBackend):
     # --- turns -----------------------------------------------------------------------------------------
 
     def _is_owed(self, caller: str) -> bool:
-        """Whether another caller holds more, for its weight, than this one would."""
+        """Whether another caller has more requests, for its weight, than this one would have."""
         own = (self._open_requests.get(caller, 0) + 1) / self._weight(caller)
         return any(
             count / self._weight(other) > own
@@ -62,7 +62,7 @@ class FairBackend(PassingBackend):
         )
 
     async def _wait(self, request: GenerationRequest) -> GenerationStream:
-        """The stream, once a place is free and it is this request's turn. Raises DeadlineExceeded."""
+        """Starts the request when it is scheduled and a place is free. Raises DeadlineExceeded."""
         clock = asyncio.get_running_loop().time
         began, wait_s = clock(), min(request.timeout_s, SILENCE_S)
         tokens = len(request.prompt_ids) + len(request.choices) * request.params.max_tokens
@@ -91,14 +91,14 @@ class FairBackend(PassingBackend):
             self._look()
 
     def _leave(self, caller: str) -> None:
-        """A request of this caller is over."""
+        """Counts the end of a request of this caller."""
         self._open_requests[caller] -= 1
         if not self._open_requests[caller]:
             del self._open_requests[caller]
         self._look()
 
     def _look(self) -> None:
-        """A place may be free."""
+        """Wakes the request that is scheduled next: a place may be free."""
         if self._turns:
             self._turns.first().free.set()
 

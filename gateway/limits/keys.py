@@ -1,7 +1,4 @@
-"""API keys: one rule for both fronts.
-
-It follows the file that has the valid keys, and names callers.
-"""
+"""Checks API keys for both fronts, follows the file of valid keys, and names callers."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import ConfigError, Unauthorized
 from eyas.common.security.api_keys import ApiKey, digest_of, read
 
-LOOK_S = 1.0  # a file is looked at when a caller comes, and this long after the last look at the earliest
+LOOK_S = 1.0  # the file is polled on calls, at most once in this time
 _NAME_DIGITS = 12
 _log = logging.getLogger("eyas.gateway")
 
@@ -31,7 +28,7 @@ class ApiCaller:
 
 
 class KeyRing:
-    """The valid keys. Without a source of keys none is `needed`: every caller is let in, by the same name."""
+    """The valid keys. Without a source of keys none is `needed`, and every caller has the same name."""
 
     def __init__(self, config: GatewayConfig) -> None:
         """Raises ConfigError for a key file that cannot be read."""
@@ -70,7 +67,7 @@ class KeyRing:
 
 
 class _KeyFile:
-    """The keys of a file, as it is now. A file that turns bad changes nothing but the log."""
+    """The current keys of a file. If the file becomes invalid, its last valid keys stay, and it is logged."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -79,7 +76,7 @@ class _KeyFile:
         self._looked = time.monotonic()
 
     def keys(self) -> tuple[ApiKey, ...]:
-        """The keys that count now; none for a file from which all were removed."""
+        """The valid keys; none for a file from which all were removed."""
         now = time.monotonic()
         if now - self._looked >= LOOK_S:
             self._looked = now
@@ -110,7 +107,7 @@ def _mark(path: str) -> tuple[int, ...] | None:
 
 
 def _named(keys: Iterable[str]) -> tuple[ApiKey, ...]:
-    """Keys that came without names: each has the start of its hash, at every gateway the same."""
+    """Names keys without a name by the beginning of their hash, alike at every gateway."""
     digests = [digest_of(key) for key in keys]
     return tuple(ApiKey(digest[:_NAME_DIGITS], digest) for digest in digests)
 

@@ -57,7 +57,7 @@ class QueueClaim:
 
 
 class FairQueue(Generic[Item]):
-    """Items that wait, by caller."""
+    """A queue of items by caller, in fair order."""
 
     def __init__(self) -> None:
         self._lines: dict[str, list[tuple[float, int, Item]]] = {}
@@ -70,7 +70,7 @@ class FairQueue(Generic[Item]):
         return len(self._claims)
 
     def add(self, item: Item, claim: QueueClaim) -> None:
-        """The item waits from now on."""
+        """Queues the item."""
         if claim.caller not in self._lines:
             self._times = {
                 caller: at for caller, at in self._times.items() if at > self._now or caller in self._lines
@@ -81,19 +81,19 @@ class FairQueue(Generic[Item]):
         self._claims[item] = claim, entry
 
     def first(self) -> Item:
-        """The item whose turn it is. At least one must wait."""
+        """The item that is scheduled next. The queue must not be empty."""
         caller = min(self._lines, key=lambda caller: (self._times[caller], self._lines[caller][0]))
         return self._lines[caller][0][-1]
 
     def serve(self, item: Item) -> None:
-        """The item gets what it asked for, and waits no more."""
+        """Charges the item to its caller and removes it."""
         claim, _ = self._claims[item]
         self._now = max(self._now, self._times[claim.caller])
         self._times[claim.caller] += claim.cost / claim.weight
         self.remove(item)
 
     def remove(self, item: Item) -> None:
-        """The item waits no more. Nothing if it did not."""
+        """Removes the item, if it is queued."""
         if item not in self._claims:
             return
         claim, entry = self._claims.pop(item)
@@ -102,7 +102,7 @@ class FairQueue(Generic[Item]):
         if not line:
             del self._lines[claim.caller]
         if not self._lines:
-            self._times.clear()  # the server is idle, and what each got no longer counts
+            self._times.clear()  # the server is idle: earlier service no longer counts
             self._now = 0.0
 
 
@@ -130,16 +130,16 @@ class BoundedQueue(Generic[Item]):
 
     @property
     def waiting(self) -> int:
-        """Bytes of all that wait."""
+        """The bytes of all queued pieces."""
         return self._new_bytes + sum(self._started_sizes.values())
 
     def add_started(self, item: Item, caller: str, size: int) -> None:
-        """The rest of work that had its first turn."""
+        """Queues the rest of work whose first piece has run."""
         self._started.add(item, self._claim(caller, size))
         self._started_sizes[item] = size
 
     def add_new(self, item: Item, caller: str, size: int) -> list[Item]:
-        """Gives the pieces that are refused for it, this one perhaps: they wait no more."""
+        """Queues a new piece; removes and returns the pieces that exceed the bound, perhaps this one."""
         self._new.add(item, self._claim(caller, size))
         holder = caller, size > self._small
         self._holders[item] = holder
@@ -152,7 +152,7 @@ class BoundedQueue(Generic[Item]):
         return refused
 
     def next(self) -> Item:
-        """The piece whose turn it is, which waits no more. At least one must wait."""
+        """Removes and returns the piece that is scheduled next. The queue must not be empty."""
         turns = self._started or self._new
         item = turns.first()
         turns.serve(item)
@@ -160,7 +160,7 @@ class BoundedQueue(Generic[Item]):
         return item
 
     def remove(self, item: Item) -> None:
-        """Removes an item that waits; nothing if it does not."""
+        """Removes the item, if it is queued."""
         self._started.remove(item)
         self._new.remove(item)
         self._started_sizes.pop(item, None)
@@ -236,7 +236,9 @@ class ReadQueue:
         return True
 
     async def send(self, caller: str, tokens: int, within_s: float) -> bool:
-        """Waits for the turn to send a worker a prompt of this many tokens. A small one has it at once."""
+        """Waits until a prompt of this number of tokens may be sent to a worker. A small one need not
+        wait.
+        """
         size = ID_BYTES * tokens
         return size >= LARGE_BYTES and await self.go_on(caller, size, within_s)
 
@@ -256,7 +258,7 @@ class ReadQueue:
         self._rest()
 
     def _begins(self) -> bool:
-        """Whether a piece may begin at once."""
+        """Begins a piece if none must wait; returns whether it did."""
         if self._turns:
             return False
         self._begin()
