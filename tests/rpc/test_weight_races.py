@@ -71,7 +71,7 @@ async def test_a_worker_that_refuses_what_has_begun_has_other_weights() -> None:
 async def test_a_worker_that_is_lost_before_it_gets_the_request_again_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    judged = ClusterGeneration._judged
+    judged = ClusterGeneration._resolve_error
 
     async def lost_meanwhile(self: ClusterGeneration, error: EyasError) -> EyasError:
         (refusing,) = [worker for worker in decodes if worker.of("submit")]
@@ -87,7 +87,7 @@ async def test_a_worker_that_is_lost_before_it_gets_the_request_again_is_replace
         await until(lambda: any(decode.of("submit") for decode in decodes))
         for decode in decodes:
             decode.script.refuse_submit = None
-        monkeypatch.setattr(ClusterGeneration, "_judged", lost_meanwhile)
+        monkeypatch.setattr(ClusterGeneration, "_resolve_error", lost_meanwhile)
         assert await collect(await stream) == {0: expected(make_request(tokens=12))}
         assert [len(decode.of("submit")) for decode in decodes] == [1, 1]
 
