@@ -34,7 +34,8 @@ class CopyBell:
 
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        weakref.finalize(self, os.close, self.descriptor)  # once no thread can ring it
+        # Closed once no thread can ring it, and not at exit, when threads may still run.
+        weakref.finalize(self, os.close, self.descriptor).atexit = False
 
     def ring(self) -> None:
         """Signals that a copy has stopped. Any thread may call it."""
