@@ -114,7 +114,7 @@ def test_a_move_whose_rank_is_lost_is_under_way_no_more() -> None:
     control._moving = control._thread.submit(control._move, KV, out=True)
     control.close()
     with pytest.raises(EngineError, match="has ended"):
-        control._moved()
+        control._move_outcome()
     assert not control.moving
 
 

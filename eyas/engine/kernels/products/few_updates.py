@@ -29,7 +29,7 @@ from eyas.engine.kernels.products.updates import (
     total_of,
 )
 
-MOST_BESIDE = 1
+MOST_BEHIND = 1
 """Rows beside whose product lower factors are multiplied: with more it was not measured."""
 _LINE = 32  # int32 in a line of memory
 _BLANKS = 8192  # numbers of a step's products for each row, and as many beside

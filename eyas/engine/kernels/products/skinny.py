@@ -27,7 +27,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from eyas.engine.kernels.launch.sizes import power_of_2
 from eyas.engine.kernels.products.arrival import UpdateLaunch
 from eyas.engine.kernels.products.block_updates import AdapterBlocks, BlockUpdates
-from eyas.engine.kernels.products.few_updates import MOST_BESIDE, FewAdapters, FewUpdates
+from eyas.engine.kernels.products.few_updates import MOST_BEHIND, FewAdapters, FewUpdates
 from eyas.engine.kernels.products.grouped_updates import AdapterGroups, GroupUpdates
 from eyas.engine.kernels.products.halving import SUM_GROUP
 from eyas.engine.kernels.products.packed import PackedWeight
@@ -361,7 +361,7 @@ def _with_updates(
     plan = replace(plan, updated=site.parts, ranks=site.ranks, stride=site.places.stride(0), mixed=mixed)
     if isinstance(updates, RowUpdates):
         return plan, UpdateLaunch(updates.tensors)
-    if not mixed and len(updates.x) <= MOST_BESIDE:
+    if not mixed and len(updates.x) <= MOST_BEHIND:
         plan = _going_first(plan, launch)
     if plan.first:
         return plan, updates.beside(plan.pdl, plan.programs)
