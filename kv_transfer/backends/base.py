@@ -65,7 +65,7 @@ class CopyResult:
 class PeerSource:
     """A peer's pool, opened by one backend, which subclasses this with what its copies need.
 
-    `is_staging`: it is not the pool but slots beside it, which hold nothing until their owner is asked.
+    `is_staging`: not the pool but staging slots, which are empty until their owner copies pages to them.
     `on_device`: those slots are in its devices' memory, and ours for them too.
     `direct`: what is read of it lands in our device's pool itself, not in the site's area.
     """
@@ -76,7 +76,7 @@ class PeerSource:
 
     @property
     def current(self) -> bool:
-        """False once the peer's incarnation is known to be gone: what it holds may be let go."""
+        """False once the peer's process is known to have ended: its mappings may be released."""
         return True
 
     @property
@@ -89,11 +89,11 @@ class TransferWire(Protocol):
     """The worker's front, for backends whose bytes it carries."""
 
     def fetch(self, job: CopyJob) -> None:
-        """Ask for the bytes of a job; `stopped` gives its one result."""
+        """Requests the bytes of a job; `stopped` returns its one result."""
         ...
 
     def stop(self, job: CopyJob) -> None:
-        """Ask for its end, if it still runs: of a fetch, or of what is staged."""
+        """Cancels a fetch or a staging call, if it still runs."""
         ...
 
     def stopped(self) -> list[CopyDone[CopyJob]]:
@@ -101,14 +101,14 @@ class TransferWire(Protocol):
         ...
 
     def stage(self, job: CopyJob) -> None:
-        """Ask the owner to hold copies of a job's pages in its staging, at most a window of them.
+        """Requests copies of a job's pages in the owner's staging, at most one window.
 
-        `staged` gives the slots, unless it fails, and `let_go` the one result.
+        `staged` returns the slots, unless the call fails, and `let_go` its one result.
         """
         ...
 
     def read(self, job: CopyJob) -> None:
-        """Say that the slots have been read."""
+        """Reports that the slots have been read."""
         ...
 
     def staged(self, mine: Container[tuple[int, int]]) -> list[tuple[CopyJob, tuple[int, ...]]]:
@@ -172,7 +172,7 @@ class TransferBackend(ABC):
 
     @abstractmethod
     def start(self, source: PeerSource, job: CopyJob) -> None:
-        """Begin a copy. One `CopyResult` follows, and means that it has stopped.
+        """Starts a copy. One `CopyResult` follows when it has stopped.
 
         It follows within a bounded time, unless it cannot be stopped and the peer neither answers nor dies.
         """
@@ -183,32 +183,32 @@ class TransferBackend(ABC):
 
     @property
     def crossed(self) -> Collection[tuple[int, int]]:
-        """The names of copies whose bytes have come, and whose owner has yet to say that they count."""
+        """The names of copies whose bytes have arrived, but whose owner has yet to confirm them."""
         return ()
 
     @abstractmethod
     def cancel(self, job: CopyJob) -> None:
-        """End a copy early. Only `poll` says that it has stopped."""
+        """Cancels a copy. Only its result from `poll` shows that it has stopped."""
 
     @abstractmethod
     def checksum(self, proof: CopyJob) -> int:
-        """CRC-32 of the page that `proof` has brought; asked once, when `poll` has told of its success.
+        """CRC-32 of the page that `proof` has copied. Call it once, after `poll` has returned its success.
 
         Raises TransferFailed if it cannot be read.
         """
 
     @abstractmethod
     def close(self, deadline: float) -> bool:
-        """Let go of all memory; False if a copy still runs at `deadline` (monotonic seconds).
+        """Releases all memory; returns False if a copy still runs at `deadline` (monotonic seconds).
 
         After False the destination must stay mapped. Jobs that have not begun are reported as cancelled.
         """
 
 
 def copy_pages(job: CopyJob, source: Pages, destination: Pages) -> int:
-    """Copy a job's pages between mapped areas, runs of consecutive pages in one go; returns the bytes.
+    """Copies a job's pages between mapped areas, one run of consecutive pages at a time; returns the bytes.
 
-    NumPy copies them without holding the GIL, so the engine's loop goes on beside it.
+    NumPy releases the GIL while it copies, so the engine's loop continues.
     """
     check_pages(job, len(source))
     for src, dst, count in runs(job.source.pages, job.dst_pages):
@@ -217,7 +217,7 @@ def copy_pages(job: CopyJob, source: Pages, destination: Pages) -> int:
 
 
 def check_pages(job: CopyJob, count: int) -> None:
-    """Raise TransferFailed unless the peer's pool, of `count` pages, has all that the job names."""
+    """Raises TransferFailed unless the peer's pool of `count` pages has all pages of the job."""
     pages = job.source.pages
     if pages and not 0 <= min(pages) <= max(pages) < count:
         raise TransferFailed(f"the handle names pages that its owner's pool of {count} pages does not have")

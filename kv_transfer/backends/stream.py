@@ -1,7 +1,7 @@
 """`grpc`: pages as a stream of bytes, for peers that share no memory.
 
-The owner's front cuts its pages into chunks, the puller's front writes chunks into its own pages: both ends
-of the stream are here, and the engine's side of asking for it. The wire itself is the fronts'.
+The owner's front cuts its pages into chunks, and the puller's front writes the chunks into its own pages.
+This module has both ends of the stream and the engine's backend; the fronts make the calls.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class StreamBackend(TransferBackend):
         return self._area.checksum(proof.dst_pages[0])
 
     def close(self, deadline: float) -> bool:
-        """The front lives longer than its engine, and a file that is written to is never unmapped by that."""
+        """Has nothing to release: the front, which outlives the engine, has its own mapping of the file."""
         return True
 
 
 def chunks(source: Pages, pages: Sequence[int]) -> Iterator[bytes]:
-    """The bytes of `pages`, one page after the other, in chunks of CHUNK_BYTES; the last may be shorter.
+    """The bytes of `pages`, one page after another, in chunks of CHUNK_BYTES; the last may be shorter.
 
-    A page is read when its chunk is asked for. Raises TransferFailed for a page that `source` does not have.
+    A page is read when its chunk is requested. Raises TransferFailed for a page that `source` does not have.
     """
     if pages and not 0 <= min(pages) <= max(pages) < len(source):
         raise TransferFailed(f"pages are outside of the pool, which has {len(source)} of them")
@@ -93,7 +93,7 @@ class PageWriter:
         self.bytes = 0  # written so far
 
     def write(self, chunk: bytes | memoryview) -> None:
-        """The next bytes. Raises TransferFailed, and writes no more, when the pages are full."""
+        """Writes the next bytes. Raises TransferFailed, and writes no more, when the pages are full."""
         rest = memoryview(chunk)
         while rest:
             if not self._left:
@@ -107,7 +107,7 @@ class PageWriter:
                 self._left.append(page[count:])
 
     def finish(self) -> None:
-        """Raises TransferFailed unless every byte of every page came."""
+        """Raises TransferFailed unless every byte of every page has been written."""
         if self._left:
             missing = sum(len(page) for page in self._left)
             raise TransferFailed(f"the owner ended the stream {missing} bytes too early")
