@@ -268,7 +268,7 @@ async def test_no_request_notices_that_redis_dies_and_comes_back_empty(
 
 async def test_a_gateway_without_redis_says_why_it_has_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "PATIENCE_S", 0.1)
-    lacks = r"no decode worker is serving \(redis 127\.0\.0\.1:1/0 cannot be reached since 20.* UTC: .*\)"
+    lacks = r"no decode worker is serving \(redis 127\.0\.0\.1:1/0 has been unreachable since 20.* UTC: .*\)"
     async with gateway("redis://127.0.0.1:1/0") as (backend, _):
         assert re.search(lacks, problem := backend.health().problem)
         with pytest.raises(Unavailable, match=lacks):

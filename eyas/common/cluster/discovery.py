@@ -282,7 +282,7 @@ class WorkerKeys:
             reason = str(error) or f"no answer within {REDIS_S:g} s"
             self._outage.failed("%s is away (%s): %s", self._name, reason, self._meanwhile)
             since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self._outage.since))
-            self.trouble = f"{self._name} cannot be reached since {since}: {reason}"
+            self.trouble = f"{self._name} has been unreachable since {since}: {reason}"
             raise Unavailable(f"{self._name} is away: {reason}") from error
         self._outage.works("%s is back", self._name)
         self.trouble = ""
