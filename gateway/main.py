@@ -63,16 +63,18 @@ DRAINING = "the server is draining: it is about to stop"
 
 async def tell_waiting(health: Callable[[], BackendHealth], registry: WorkerRegistry) -> None:
     """Logs what keeps requests or workers from being served, until it is cancelled."""
-    outage = OutageLog(_log, FIRST_S)
+    serving, workers = OutageLog(_log, FIRST_S), OutageLog(_log, FIRST_S)
     while True:
         await asyncio.sleep(LOOK_S)
-        reasons = [f"waiting for worker {worker}: {_end(why)}" for worker, why in registry.silent().items()]
         if problem := health().problem:
-            reasons.insert(0, problem)
-        if reasons:
-            outage.failed("%s", "; ".join(reasons))
+            serving.failed("%s", problem)
         else:
-            outage.works("requests are served, by all workers that are known")
+            serving.works("requests are served")
+        silent = [f"waiting for worker {worker}: {_end(why)}" for worker, why in registry.silent().items()]
+        if silent:
+            workers.failed("%s", "; ".join(silent))
+        else:
+            workers.works("all known workers answer")
 
 
 def _end(reason: str) -> str:
