@@ -27,6 +27,7 @@ from eyas.common.wire.control import (
     ResumeMemory,
 )
 from eyas.engine.ipc.messages import EngineControlled
+from eyas.engine.kv.pool import KvPool
 from eyas.engine.loop.control import EngineControl
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -232,6 +233,23 @@ def test_requests_wait_through_a_sleep_that_a_pause_began(
     wait_all([result, late], 60)
     assert result.tokens == undisturbed
     assert late.tokens[0] == undisturbed[0][:4]
+
+
+def test_memory_that_was_released_comes_back_where_other_memory_cannot_be(
+    cluster: Operated, undisturbed: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mapped(pool: KvPool) -> int:
+        raise ConfigError("other workers have its KV pages mapped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KvPool, "release", mapped)
+        failed = cluster.ask(ReleaseMemory())
+    assert failed.failure is not None and "pages mapped" in failed.failure.message
+    assert cluster.engine.load is not None
+    assert cluster.engine.load.released == ()
+    result = cluster.begin(n=2)
+    wait_all([result], 60)
+    assert result.tokens == undisturbed
 
 
 def test_memory_that_cannot_come_back_is_away_until_it_can(

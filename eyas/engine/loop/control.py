@@ -7,6 +7,7 @@ queue. While memory is released without a pause they are refused, because the en
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import deque
@@ -190,7 +191,11 @@ class EngineControl:
         return None
 
     def _move(self, tags: SequenceOf[MemoryTag], *, out: bool) -> _Moves:
-        """Moves the memory of these tags sequentially until one fails; runs in the thread."""
+        """Moves the memory of these tags sequentially until one fails; runs in the thread.
+
+        If one cannot be released, those that were are restored, so that the engine sleeps wholly or not at
+        all.
+        """
         moved: list[MemoryMove] = []
         for tag in tags:
             began = time.monotonic()
@@ -198,9 +203,19 @@ class EngineControl:
                 size = _move_all(self.memory[tag], out=out)
             except (ConfigError, OSError) as error:
                 failed = error if isinstance(error, ConfigError) else ConfigError(str(error))
-                return _Moves(tags[len(moved) :] if out else tags[: len(moved)], moved, failed)
+                here = tags[len(moved) :] if out else tags[: len(moved)]
+                return _Moves([*self._restored(moved), *here] if out else here, moved, failed)
             moved.append(MemoryMove(tag, size, time.monotonic() - began))
         return _Moves(() if out else tags, moved)
+
+    def _restored(self, released: SequenceOf[MemoryMove]) -> list[MemoryTag]:
+        """Restores memory that was released just now; returns the tags for which that succeeded."""
+        restored = []
+        for move in released:
+            with contextlib.suppress(ConfigError, OSError):
+                _move_all(self.memory[move.tag], out=False)
+                restored.append(move.tag)
+        return restored
 
     def _move_outcome(self) -> ControlOutcome | None:
         """The outcome of the move; None while it runs. Raises ConfigError, or EngineError if a rank is
